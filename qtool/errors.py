@@ -1,0 +1,38 @@
+"""The errors that qtool raises: each names the thing, the rule it breaks and the remedy."""
+
+from __future__ import annotations
+
+
+class QtoolError(ValueError):
+    """Something that cannot be done: ``thing: rule; remedy``.
+
+    thing: the input, tensor, option or file at fault.
+    rule: what is wrong with it, values included.
+    remedy: what would be right, where the rule does not say so already.
+    """
+
+    def __init__(self, thing: str, rule: str, remedy: str | None = None) -> None:
+        self.thing = thing
+        self.rule = rule
+        self.remedy = remedy
+        super().__init__(f"{thing}: {rule}" + (f"; {remedy}" if remedy else ""))
+
+
+class SpecError(QtoolError):
+    """An argument or a combination of arguments that the standard or qtool does not allow."""
+
+
+class FormatError(QtoolError):
+    """A file that is not what its container requires."""
+
+
+class TensorError(QtoolError):
+    """A tensor whose values cannot be quantized as asked."""
+
+
+class OutputError(QtoolError):
+    """A target that cannot or must not be written."""
+
+
+class UsageError(QtoolError):
+    """Options that contradict each other; the command line exits with 2."""

@@ -1,0 +1,42 @@
+"""The standard operators in plain NumPy: the definition that every faster path must equal.
+
+Sources: ONNX QuantizeLinear 10 to 28, DequantizeLinear 10 to 28, DynamicQuantizeLinear 11, and
+oneDNN Graph "Quantize".
+"""
+
+from __future__ import annotations
+
+from qtool.ops.arithmetic import (
+    FLOAT32,
+    cast,
+    cast_integers,
+    check_scale,
+    round_to_grid,
+    rounded,
+    rounded_onednn,
+    saturate_cast,
+    scaled,
+)
+from qtool.ops.dynamic import dynamic_parameters, dynamic_quantize_linear
+from qtool.ops.linear import SOURCES, dequantize_linear, quantize_linear
+from qtool.ops.onednn import onednn_quantize
+from qtool.ops.shapes import expand
+
+__all__ = [
+    "FLOAT32",
+    "SOURCES",
+    "cast",
+    "cast_integers",
+    "check_scale",
+    "dequantize_linear",
+    "dynamic_parameters",
+    "dynamic_quantize_linear",
+    "expand",
+    "onednn_quantize",
+    "quantize_linear",
+    "round_to_grid",
+    "rounded",
+    "rounded_onednn",
+    "saturate_cast",
+    "scaled",
+]

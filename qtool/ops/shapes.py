@@ -1,0 +1,62 @@
+"""Which scale belongs to which element: per tensor, per axis and in blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.errors import SpecError
+from qtool.spec import Shape, normalize_axis
+
+Array = NDArray[Any]
+
+
+def expand(values: Array, shape: Shape, axis: int, block_size: int, thing: str) -> Array:
+    """values of a scale or zero point, broadcastable to x's shape.
+
+    Raises SpecError where they do not fit the shape, the axis or the block size.
+    """
+    if block_size < 0:
+        raise SpecError("block_size", f"{block_size} is negative", "use 0 or a positive integer")
+    if block_size == 0 and values.shape in ((), (1,)):
+        return values.reshape(())
+    axis = normalize_axis(axis, len(shape)) if shape or block_size else 0
+    if block_size == 0:
+        if values.ndim != 1 or not shape:
+            raise SpecError(thing, f"shape {values.shape} fits neither per tensor nor per axis",
+                            "use a scalar or one dimension, or give block_size")
+        if values.shape[0] != shape[axis]:
+            raise SpecError(thing, f"length {values.shape[0]} for axis {axis} of shape {shape}",
+                            f"use length {shape[axis]} or another axis")
+        return values.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    _check_blocks(values.shape, shape, axis, block_size, thing)
+    repeated = np.repeat(values, block_size, axis=axis) if block_size < shape[axis] else values
+    if repeated.shape[axis] > shape[axis]:
+        repeated = repeated[(slice(None),) * axis + (slice(shape[axis]),)]
+    return repeated
+
+
+def _check_blocks(blocks: Shape, shape: Shape, axis: int, block_size: int, thing: str) -> None:
+    without = [(*s[:axis], *s[axis + 1 :]) for s in (blocks, shape)]
+    if len(blocks) != len(shape) or without[0] != without[1]:
+        raise SpecError(thing, f"shape {blocks} for x of shape {shape}, blocks along axis {axis}",
+                        "it must equal x's shape except on the axis")
+    size, count = shape[axis], blocks[axis]
+    if count == -(-size // block_size):
+        return
+    if count == 0 or size == 0:
+        raise SpecError(thing, f"{count} blocks for {size} elements on axis {axis}",
+                        f"use {-(-size // block_size)}")
+    low = -(-size // count)
+    high = "" if count == 1 else str(-(-size // (count - 1)) - 1)
+    raise SpecError("block_size", f"{block_size} does not split {size} elements into {count}",
+                    f"the accepted range is [{low}, {high}]")
+
+
+def check_same_shape(scale: Array, zero: Array, scale_name: str, zero_name: str) -> None:
+    single = ((), (1,))
+    if scale.shape != zero.shape and not (scale.shape in single and zero.shape in single):
+        raise SpecError(zero_name, f"shape {zero.shape} differs from {scale_name}'s {scale.shape}",
+                        "give both the same shape")

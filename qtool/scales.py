@@ -1,0 +1,127 @@
+"""Which scale and zero point stand for a group of values: absmax, minmax and percentiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import ops
+from qtool.dtypes import DTYPES, DType
+from qtool.spec import Granularity, PerAxis, PerTensor, QuantSpec
+
+Array = NDArray[Any]
+
+
+def choose(x: Array, spec: QuantSpec, storage: DType) -> tuple[Array, Array | None]:
+    """The scale, in its storage type, and the zero point of every group of x.
+
+    With [low, high] the range of a group by spec.method, narrowed to its finite values:
+        symmetric: scale = max(-low, high) / levels; levels = qmax, or 2^(b-1) - 1 for unsigned
+            types, whose zero point is 2^(b-1)
+        asymmetric: the range is widened to include 0; scale = (high - low) / (qmax - qmin),
+            zero_point = round(qmin - low / scale), saturated
+    computed in float64 and rounded once to the storage type (see stored()); a group of zeros gets
+    scale 1. The zero point is computed from the stored scale.
+    x: float32, spec's axis counted from the front. Returns arrays of the granularity's scale shape.
+    """
+    if spec.semantics == "dynamic":
+        return ops.dynamic_parameters(x, spec.dtype)
+    low, high = _ranges(x, spec)
+    dtype = spec.dtype
+    if spec.symmetric:
+        levels = 2.0 ** (dtype.bits - 1) - 1 if dtype.kind == "uint" else dtype.qmax
+        scale = stored(np.maximum(-low, high) / levels, storage)
+        zero = None
+        if spec.has_zero_point:
+            zero = np.full(scale.shape, 2 ** (dtype.bits - 1)).astype(dtype.numpy)
+        return scale, zero
+    low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
+    scale = stored((high - low) / (dtype.qmax - spec.qmin), storage)
+    zero_point = np.rint(spec.qmin - low / scale.astype(np.float64))
+    zero_point = np.where(high > low, np.clip(zero_point, spec.qmin, dtype.qmax), 0.0)
+    return scale, ops.cast_integers(zero_point, dtype)
+
+
+def stored(scale: Array, storage: DType) -> Array:
+    """float64 scales >= 0 rounded once to their storage type: to nearest, float8e8m0 up to the
+    next power of two. Too large or too small ones become the largest or smallest positive value,
+    0 becomes 1."""
+    if storage.name == "float8e8m0":
+        mantissa, exponent = np.frexp(scale)
+        exponent = np.clip(np.where(mantissa == 0.5, exponent - 1, exponent), -127, 127)
+        rounded = np.ldexp(1.0, exponent)
+    else:
+        smallest = float(storage.limits.smallest_subnormal)
+        rounded = np.clip(ops.round_to_grid(scale, storage), smallest, storage.qmax)
+    return np.asarray(np.where(scale == 0, 1.0, rounded).astype(storage.numpy))
+
+
+def storage_dtype(spec: QuantSpec, source: DType) -> DType:
+    """The type a chosen scale is stored in: spec's, or the source's own float type."""
+    if spec.scale_dtype is not None:
+        return spec.scale_dtype
+    return source if source.name in ("float16", "bfloat16") else DTYPES["float32"]
+
+
+def _ranges(x: Array, spec: QuantSpec) -> tuple[Array, Array]:
+    """float64 (low, high) of each group; (0, 0) for a group without finite values."""
+    if x.size == 0:
+        empty = np.zeros(spec.granularity.scale_shape(x.shape))
+        return empty, empty
+    finite = np.isfinite(x)
+    all_finite = bool(finite.all())
+    masked = x if all_finite else np.where(finite, x, np.float32(0))
+    low = _reduce(np.minimum, masked, spec.granularity).astype(np.float64)
+    high = _reduce(np.maximum, masked, spec.granularity).astype(np.float64)
+    if spec.percentile is None:
+        return low, high
+    values = x if all_finite else np.where(finite, x, np.float32(np.nan))
+    return _percentiles(values, spec, spec.percentile, low, high)
+
+
+def _percentiles(
+    x: Array, spec: QuantSpec, p: float, low: Array, high: Array
+) -> tuple[Array, Array]:
+    """The range between percentiles p and 100 - p of a group, or [-t, t] with t the percentile p
+    of its absolute values; the whole range where that is empty."""
+    if spec.symmetric:
+        upper = _group_percentile(np.abs(x), p, spec.granularity)
+        lower = -upper
+    else:
+        lower = np.minimum(_group_percentile(x, 100 - p, spec.granularity), 0.0)
+        upper = np.maximum(_group_percentile(x, p, spec.granularity), 0.0)
+    usable = upper > lower
+    return np.where(usable, lower, low), np.where(usable, upper, high)
+
+
+def _group_percentile(x: Array, p: float, granularity: Granularity) -> Array:
+    """The percentile p (linear interpolation, in float64) of each group, NaN left out."""
+    percentile = np.nanpercentile if np.isnan(x).any() else np.percentile
+    x = x.astype(np.float64)
+    if isinstance(granularity, PerTensor):
+        return np.asarray(percentile(x, p))
+    axis = granularity.axis
+    if isinstance(granularity, PerAxis):
+        others = tuple(i for i in range(x.ndim) if i != axis)
+        return np.asarray(percentile(x, p, axis=others) if others else x)
+    size = granularity.block_size
+    whole = x.shape[axis] // size * size
+    full, tail = np.split(x, [whole], axis=axis)
+    shape = (*x.shape[:axis], whole // size, size, *x.shape[axis + 1 :])
+    parts = [percentile(full.reshape(shape), p, axis=axis + 1)] if whole else []
+    if tail.shape[axis]:
+        parts.append(np.expand_dims(percentile(tail, p, axis=axis), axis))
+    return np.concatenate(parts, axis=axis)
+
+
+def _reduce(ufunc: np.ufunc, x: Array, granularity: Granularity) -> Array:
+    """ufunc over the elements of each group."""
+    if isinstance(granularity, PerTensor):
+        return np.asarray(ufunc.reduce(x, axis=None))
+    if isinstance(granularity, PerAxis):
+        others = tuple(i for i in range(x.ndim) if i != granularity.axis)
+        return np.asarray(ufunc.reduce(x, axis=others))
+    starts = np.arange(0, x.shape[granularity.axis], granularity.block_size)
+    return np.asarray(ufunc.reduceat(x, starts, axis=granularity.axis))

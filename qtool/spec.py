@@ -1,0 +1,281 @@
+"""What is asked for: the granularity, the QuantSpec, and what is known of a tensor unread."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field, replace
+
+from qtool.dtypes import DTYPES, DType, DTypeLike, resolve, resolve_target
+from qtool.errors import SpecError
+
+Shape = tuple[int, ...]
+
+METHODS = ("absmax", "minmax", "percentile")
+SEMANTICS = ("onnx", "onednn", "dynamic")
+SCALE_DTYPES = tuple(
+    DTYPES[n] for n in ("float32", "float16", "bfloat16", "float8e8m0", "float8e4m3fn")
+)
+PRECISIONS = tuple(DTYPES[n] for n in ("float32", "float16", "bfloat16"))
+
+
+def normalize_axis(axis: int, rank: int, thing: str = "axis") -> int:
+    """The axis counted from the front. Raises SpecError outside [-rank, rank-1]."""
+    if not -rank <= axis < rank:
+        raise SpecError(
+            thing, f"{axis} is out of range for rank {rank}", f"use {-rank} to {rank - 1}"
+            if rank else "a scalar has no axis",
+        )
+    return axis % rank
+
+
+@dataclass(frozen=True, slots=True)
+class PerTensor:
+    """One scale for all elements: (4, 33) -> ()."""
+
+    name = "per_tensor"
+
+    def resolve(self, shape: Shape) -> PerTensor:
+        """The granularity with its axis counted from the front, checked against shape."""
+        return self
+
+    def scale_shape(self, shape: Shape) -> Shape:
+        return ()
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """The granularity as attributes of QuantizeLinear."""
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class PerAxis:
+    """One scale per index of axis: (4, 33), axis 0 -> (4,)."""
+
+    axis: int
+
+    name = "per_axis"
+
+    def resolve(self, shape: Shape) -> PerAxis:
+        """The granularity with its axis counted from the front, checked against shape."""
+        return PerAxis(normalize_axis(self.axis, len(shape)))
+
+    def scale_shape(self, shape: Shape) -> Shape:
+        return (shape[self.axis],)
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """The granularity as attributes of QuantizeLinear."""
+        return {"axis": self.axis}
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """One scale per run of block_size elements along axis: (4, 33), axis 1, 16 -> (4, 3)."""
+
+    axis: int
+    block_size: int
+
+    name = "blocked"
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise SpecError("block_size", f"must be at least 1, got {self.block_size}")
+
+    def resolve(self, shape: Shape) -> Blocked:
+        """The granularity with its axis counted from the front, checked against shape."""
+        return Blocked(normalize_axis(self.axis, len(shape)), self.block_size)
+
+    def scale_shape(self, shape: Shape) -> Shape:
+        axis = normalize_axis(self.axis, len(shape))
+        blocks = -(-shape[axis] // self.block_size)
+        return (*shape[:axis], blocks, *shape[axis + 1 :])
+
+    @property
+    def attributes(self) -> dict[str, int]:
+        """The granularity as attributes of QuantizeLinear."""
+        return {"axis": self.axis, "block_size": self.block_size}
+
+
+Granularity = PerTensor | PerAxis | Blocked
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class QuantSpec:
+    """How one tensor is quantized. Contradictions are refused at construction.
+
+    dtype: target element type.
+    granularity: PerTensor(), PerAxis(axis) or Blocked(axis, block_size).
+    symmetric: True: the grid is centred on zero; False: it spans [min, max] of the data;
+        None: by `method` where that says it, else True for signed and float types.
+    method: "absmax" (symmetric), "minmax" (asymmetric) or "percentile:P", 0 < P <= 100; None: the
+        one of the first two that fits `symmetric`.
+    scale_dtype: storage type of a chosen scale; None: the tensor's own float type.
+    precision: type of the division x / y_scale; None: float32 for scales that qtool chooses, the
+        standard's default for given ones.
+    saturate: as in QuantizeLinear; False is for the float8 types.
+    narrow_range: leave the lowest integer code unused: [-127, 127] for int8.
+    semantics: "onnx" (QuantizeLinear), "onednn" (Quantize: the zero point is added before
+        rounding) or "dynamic" (DynamicQuantizeLinear chooses scale and zero point).
+    nonfinite: "error" refuses NaN and Inf in a tensor, "allow" saturates and counts them.
+    negative_scale: accept given scales below zero.
+
+    Raises SpecError naming the argument.
+    """
+
+    dtype: DType
+    granularity: Granularity
+    symmetric: bool
+    method: str
+    scale_dtype: DType | None
+    precision: DType | None
+    saturate: bool
+    narrow_range: bool
+    semantics: str
+    nonfinite: str
+    negative_scale: bool
+
+    def __init__(
+        self,
+        dtype: DTypeLike,
+        granularity: Granularity,
+        *,
+        symmetric: bool | None = None,
+        method: str | None = None,
+        scale_dtype: DTypeLike | None = None,
+        precision: DTypeLike | None = None,
+        saturate: bool = True,
+        narrow_range: bool = False,
+        semantics: str = "onnx",
+        nonfinite: str = "error",
+        negative_scale: bool = False,
+    ) -> None:
+        target = resolve_target(dtype)
+        is_symmetric = _symmetry(target, symmetric, method, semantics)
+        fields = {
+            "dtype": target,
+            "granularity": granularity,
+            "symmetric": is_symmetric,
+            "method": method or ("absmax" if is_symmetric else "minmax"),
+            "scale_dtype": _one_of("scale_dtype", scale_dtype, SCALE_DTYPES),
+            "precision": _one_of("precision", precision, PRECISIONS),
+            "saturate": saturate,
+            "narrow_range": narrow_range or (semantics == "dynamic" and target.name == "int8"),
+            "semantics": semantics,
+            "nonfinite": nonfinite,
+            "negative_scale": negative_scale,
+        }
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def at(self, granularity: Granularity) -> QuantSpec:
+        """The same spec with another granularity."""
+        return replace(self, granularity=granularity)
+
+    @property
+    def qmin(self) -> float:
+        """Lowest value that a code may take: the type's, or one more with narrow_range."""
+        return self.dtype.qmin + self.narrow_range
+
+    @property
+    def percentile(self) -> float | None:
+        """P of method "percentile:P", in percent."""
+        name, _, value = self.method.partition(":")
+        return float(value) if name == "percentile" else None
+
+    @property
+    def has_zero_point(self) -> bool:
+        """Whether a scale chosen by this spec comes with a zero point other than 0."""
+        return not self.symmetric or self.dtype.kind == "uint"
+
+    def _check(self) -> None:
+        if self.nonfinite not in ("error", "allow"):
+            raise SpecError("nonfinite", f"{self.nonfinite!r} is unknown", "use error or allow")
+        if self.narrow_range and not self.dtype.is_integer:
+            raise SpecError("narrow_range", f"{self.dtype} is a float type",
+                            "it is for integer types")
+        if not self.saturate and not (self.dtype.is_small_float and self.dtype.bits == 8):
+            raise SpecError("saturate", f"{self.dtype} always saturates",
+                            "saturate=False is for the float8 types")
+        if self.semantics == "onednn":
+            self._check_onednn()
+        if self.semantics == "dynamic" and (
+            self.dtype.name not in ("uint8", "int8") or self.granularity != PerTensor()
+        ):
+            raise SpecError("dynamic", "DynamicQuantizeLinear gives uint8 or int8, per tensor",
+                            f"{self.dtype} {self.granularity.name} needs quantize")
+
+    def _check_onednn(self) -> None:
+        if self.dtype.onednn is None:
+            raise SpecError("semantics", f"oneDNN Quantize does not produce {self.dtype}",
+                            "use uint8, int8, float8e4m3fn or float8e5m2")
+        if isinstance(self.granularity, Blocked):
+            raise SpecError("semantics", "oneDNN Quantize has no blocks",
+                            "quantize per tensor or per axis")
+        if self.precision not in (None, DTYPES["float32"]):
+            raise SpecError("precision", "oneDNN Quantize divides in float32", "leave it out")
+        if not self.saturate:
+            raise SpecError("saturate", "oneDNN Quantize always saturates", "leave it out")
+
+
+def _symmetry(dtype: DType, symmetric: bool | None, method: str | None, semantics: str) -> bool:
+    """The value of QuantSpec.symmetric that the arguments mean together."""
+    if semantics not in SEMANTICS:
+        raise SpecError("semantics", f"{semantics!r} is unknown", "use " + ", ".join(SEMANTICS))
+    by_method = {"absmax": True, "minmax": False}.get(method or "")
+    if by_method is None and method is not None:
+        _check_percentile(method)
+    if symmetric is not None and by_method is not None and symmetric != by_method:
+        want = "--symmetric" if by_method else "--asymmetric"
+        raise SpecError("method", f"{method} is {want[2:]}", f"use {want} or another method")
+    if symmetric is None:
+        symmetric = by_method
+    if symmetric is None:
+        symmetric = dtype.kind != "uint" and semantics != "dynamic"
+    if not symmetric and not dtype.is_integer:
+        raise SpecError("symmetric", f"{dtype} has no zero point to shift its grid by",
+                        "quantize float types symmetrically")
+    return symmetric
+
+
+def _check_percentile(method: str) -> None:
+    match = re.fullmatch(r"percentile:(\d+(?:\.\d+)?)", method)
+    if match is None:
+        raise SpecError("method", f"{method!r} is unknown",
+                        "use absmax, minmax or percentile:P with P in (0, 100]")
+    if not 0 < float(match[1]) <= 100:
+        raise SpecError("method", f"percentile {match[1]} is outside (0, 100]",
+                        "use for example percentile:99.9")
+
+
+def _one_of(thing: str, value: DTypeLike | None, allowed: tuple[DType, ...]) -> DType | None:
+    if value is None or (isinstance(value, int) and value == 0):
+        return None
+    dtype = resolve(value, thing)
+    if dtype not in allowed:
+        raise SpecError(thing, f"{dtype} is not allowed", "use " + ", ".join(map(str, allowed)))
+    return dtype
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor as its file's header describes it.
+
+    shape: logical shape, in elements. nbytes: bytes that its values take in the file.
+    output_axis, reduced_axis: where a consumer is known, the axis of its output channels and the
+        one that it sums over.
+    obstacle: why the file format cannot have it quantized, or None.
+    """
+
+    name: str
+    shape: Shape
+    dtype: DType
+    nbytes: int
+    output_axis: int | None = None
+    reduced_axis: int | None = None
+    obstacle: str | None = None
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", math.prod(self.shape))

@@ -1,0 +1,197 @@
+"""Clipping and error figures, summed chunk by chunk in an order that no tiling can change.
+
+The elements of a tensor, in C order, form chunks of CHUNK. Within a chunk, element i goes to lane
+i mod LANES, each lane is summed in order, and the lanes are folded by halves. Chunk sums are added
+in index order. All sums are float64, without fused multiply-add.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.spec import Shape
+
+CHUNK = 4096
+LANES = 16
+
+Array = NDArray[Any]
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts, extremes and sums over elements x and their reconstruction x_hat.
+
+    Non-finite x are counted and left out of extremes and sums.
+    sums: of x^2, e^2, e, x * x_hat and x_hat^2, where e = x_hat - x.
+    max_abs_error_at: index in C order of the first element of largest |e|.
+    """
+
+    count: int = 0
+    nan_count: int = 0
+    inf_count: int = 0
+    zero_count: int = 0
+    clipped_low: int = 0
+    clipped_high: int = 0
+    flushed_to_zero: int = 0
+    min: float = math.inf
+    max: float = -math.inf
+    max_abs_error: float = -1.0
+    max_abs_error_at: int | None = None
+    sums: Array = field(default_factory=lambda: np.zeros(5))
+
+    def merge(self, other: Stats) -> None:
+        """Add the elements of other, which come after these."""
+        if _exceeds(other.max_abs_error, self.max_abs_error):
+            self.max_abs_error = other.max_abs_error
+            if other.max_abs_error_at is not None:
+                self.max_abs_error_at = self.count + other.max_abs_error_at
+        self.min = min(self.min, other.min)
+        self.max = max(self.max, other.max)
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.sums = self.sums + other.sums
+
+    def figures(self) -> dict[str, Any]:
+        """The figures under their names in the report; undefined ones are None.
+
+        mse = sum(e^2) / n, rmse = sqrt(mse), mean_error = sum(e) / n over the n finite elements;
+        relative_error = ||e|| / ||x||, sqnr_db = 10 log10(sum(x^2) / sum(e^2)), None where either
+        sum is 0; cosine_similarity = <x, x_hat> / (||x|| ||x_hat||).
+        """
+        xx, ee, e, xy, yy = (float(value) for value in self.sums)
+        n = self.count - self.nan_count - self.inf_count
+        clipped = self.clipped_low + self.clipped_high
+        norms = math.sqrt(xx) * math.sqrt(yy)
+        mse = _ratio(ee, n)
+        figures = {name: getattr(self, name) for name in _COUNTS}
+        figures |= {
+            "clipped": clipped,
+            "clipped_fraction": _ratio(clipped, self.count),
+            "min": self.min if n else None,
+            "max": self.max if n else None,
+            "absmax": max(abs(self.min), abs(self.max)) if n else None,
+            "mse": mse,
+            "rmse": None if mse is None else math.sqrt(mse),
+            "mean_error": _ratio(e, n),
+            "max_abs_error": self.max_abs_error if n and math.isfinite(self.max_abs_error) else None,
+            "sqnr_db": 10 * math.log10(xx / ee) if _positive(xx) and _positive(ee) else None,
+            "cosine_similarity": _ratio(xy, norms),
+            "relative_error": None if (r := _ratio(ee, xx)) is None else math.sqrt(r),
+        }
+        return figures
+
+
+_COUNTS = ("count", "nan_count", "inf_count", "zero_count", "clipped_low", "clipped_high",
+           "flushed_to_zero")
+
+
+class Accumulator:
+    """Builds the Stats of one tensor from windows of its elements, given in C order."""
+
+    def __init__(self, qmin: float, qmax: float) -> None:
+        self._qmin, self._qmax = qmin, qmax
+        self._stats = Stats()
+        self._lanes = np.zeros((5, LANES))
+
+    def update(self, x: Array, v: Array, x_hat: Array) -> None:
+        """Add the next elements: x as in the source, v their rounded values before saturation,
+        x_hat their reconstruction in float32."""
+        x = x.reshape(-1)
+        window = _window(x, v.reshape(-1), x_hat.reshape(-1), self._qmin, self._qmax)
+        values = x.astype(np.float64)
+        estimate = x_hat.reshape(-1).astype(np.float64)
+        if window.nan_count or window.inf_count:
+            finite = np.isfinite(x.astype(np.float32))
+            values, estimate = np.where(finite, values, 0.0), np.where(finite, estimate, 0.0)
+        with np.errstate(all="ignore"):
+            self._add_sums(values, estimate)
+        self._stats.merge(window)
+
+    def finish(self) -> Stats:
+        """The figures of everything added."""
+        self._stats.sums = self._stats.sums + _fold(self._lanes)
+        self._lanes = np.zeros((5, LANES))
+        return self._stats
+
+    def _add_sums(self, x: Array, x_hat: Array) -> None:
+        start = self._stats.count % CHUNK
+        chunks = (start + x.size) // CHUNK
+        rows = -(-(start + x.size) // LANES)
+        terms = np.zeros((5, rows * LANES))
+        # the lanes carried over from the unfinished chunk take the place of its first row: a lane
+        # that new elements reach in that row holds 0 so far
+        carried = min(start, LANES)
+        terms[:, :carried] = self._lanes[:, :carried]
+        new = terms[:, start : start + x.size]
+        error = np.subtract(x_hat, x, out=new[2])
+        np.multiply(x, x, out=new[0])
+        np.multiply(error, error, out=new[1])
+        np.multiply(x, x_hat, out=new[3])
+        np.multiply(x_hat, x_hat, out=new[4])
+        whole = terms[:, : chunks * CHUNK].reshape(5, chunks, CHUNK // LANES, LANES)
+        folded = _fold(np.add.reduce(whole, axis=2))
+        running = np.concatenate([self._stats.sums[:, None], folded], axis=1)
+        self._stats.sums = np.add.accumulate(running, axis=1)[:, -1]
+        rest = terms[:, chunks * CHUNK :].reshape(5, -1, LANES)
+        self._lanes = np.add.reduce(rest, axis=1)
+
+
+def _window(x: Array, v: Array, x_hat: Array, qmin: float, qmax: float) -> Stats:
+    """Counts and extremes of one window; the sums stay 0."""
+    stats = Stats(count=x.size)
+    if not x.size:
+        return stats
+    with np.errstate(all="ignore"):
+        error = np.abs(x_hat.astype(np.float64) - x.astype(np.float64))
+        single = x.astype(np.float32)
+    finite = np.isfinite(single)
+    if not finite.all():
+        stats.nan_count = int(np.isnan(single).sum())
+        stats.inf_count = x.size - int(finite.sum()) - stats.nan_count
+        error = np.where(finite, error, -1.0)
+        x_finite = x[finite]
+    else:
+        x_finite = x
+    if x_finite.size:
+        stats.min, stats.max = float(x_finite.min()), float(x_finite.max())
+        stats.max_abs_error_at = int(np.argmax(error))
+        stats.max_abs_error = float(error[stats.max_abs_error_at])
+    is_zero = x == 0
+    stats.zero_count = int(np.count_nonzero(is_zero))
+    stats.flushed_to_zero = int(np.count_nonzero((x_hat == 0) & ~is_zero & finite))
+    stats.clipped_low = int(np.count_nonzero(v < qmin))
+    stats.clipped_high = int(np.count_nonzero(v > qmax))
+    return stats
+
+
+def _fold(lanes: Array) -> Array:
+    """The sum over the last axis, by halves."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        lanes = lanes[..., :width] + lanes[..., width : 2 * width]
+    return lanes[..., 0]
+
+
+def _exceeds(new: float, old: float) -> bool:
+    return new > old or (math.isnan(new) and not math.isnan(old))
+
+
+def _positive(value: float) -> bool:
+    return math.isfinite(value) and value > 0
+
+
+def _ratio(numerator: float, denominator: float) -> float | None:
+    if not math.isfinite(numerator) or not _positive(denominator):
+        return None
+    return numerator / denominator
+
+
+def unravel(index: int | None, shape: Shape) -> list[int] | None:
+    """An index in C order as one index per axis."""
+    return None if index is None else [int(i) for i in np.unravel_index(index, shape)]

@@ -1,0 +1,60 @@
+"""QuantizedTensor: codes, scale and zero point, and what they stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import ops
+from qtool.dtypes import DTYPES, DType, DTypeLike
+from qtool.spec import Granularity, QuantSpec
+from qtool.stats import Stats
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedTensor:
+    """x_hat = (y - zero_point) * scale.
+
+    y: codes in the shape of the source, one per element, of spec.dtype.
+    scale: () per tensor, (D,) per axis, (..., ceil(D / block_size), ...) blocked, in its storage
+        type. zero_point: the same shape, of spec.dtype, or None for 0.
+    spec: what was asked for, its axis counted from the front.
+    stats: clipping and error against the source.
+    precision: the type in which x was divided by the scale.
+    """
+
+    y: Array
+    scale: Array
+    zero_point: Array | None
+    spec: QuantSpec
+    stats: Stats
+    precision: DType
+
+    def dequantize(self, dtype: DTypeLike = "float32") -> Array:
+        """(y - zero_point) * scale, computed in dtype: float32, float16 or bfloat16."""
+        return dequantize(self.y, self.scale, self.zero_point, self.spec.granularity, dtype)
+
+
+def dequantize(
+    y: Array,
+    scale: Array,
+    zero_point: Array | None,
+    granularity: Granularity,
+    dtype: DTypeLike,
+) -> Array:
+    """DequantizeLinear of codes whose scale may be in any storage type."""
+    return ops.dequantize_linear(
+        y, operator_scale(scale), zero_point, output_dtype=dtype, **granularity.attributes
+    )
+
+
+def operator_scale(scale: Array) -> Array:
+    """The scale in a type that the standard's operators take: float8e4m3fn widened, exactly."""
+    if scale.dtype == DTYPES["float8e4m3fn"].numpy:
+        return scale.astype(np.float32)
+    return scale
