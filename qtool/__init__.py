@@ -1,1 +1,57 @@
+"""Quantize tensors of .npy, .safetensors and ONNX files with exactly the ONNX arithmetic."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qtool.engine import quantize
+    from qtool.errors import QtoolError
+    from qtool.formats import open
+    from qtool.jobs.dequantize import dequantize_file
+    from qtool.jobs.dynamic import dynamic_file
+    from qtool.jobs.inspect import inspect_file
+    from qtool.jobs.quantize import quantize_file
+    from qtool.ops import (
+        dequantize_linear,
+        dynamic_quantize_linear,
+        onednn_quantize,
+        quantize_linear,
+    )
+    from qtool.spec import Blocked, PerAxis, PerTensor, QuantSpec
+    from qtool.tensor import QuantizedTensor
+
 __version__ = "0.1.0"
+
+# public name -> the module that it lives in
+_HOMES = {
+    "Blocked": "qtool.spec",
+    "PerAxis": "qtool.spec",
+    "PerTensor": "qtool.spec",
+    "QtoolError": "qtool.errors",
+    "QuantSpec": "qtool.spec",
+    "QuantizedTensor": "qtool.tensor",
+    "dequantize_file": "qtool.jobs.dequantize",
+    "dequantize_linear": "qtool.ops",
+    "dynamic_file": "qtool.jobs.dynamic",
+    "dynamic_quantize_linear": "qtool.ops",
+    "inspect_file": "qtool.jobs.inspect",
+    "onednn_quantize": "qtool.ops",
+    "open": "qtool.formats",
+    "quantize": "qtool.engine",
+    "quantize_file": "qtool.jobs.quantize",
+    "quantize_linear": "qtool.ops",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that `qtool --help` loads none of it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'qtool' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

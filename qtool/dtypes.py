@@ -121,6 +121,7 @@ BY_SAFETENSORS: dict[str, DType] = {d.safetensors: d for d in DTYPES.values() if
 
 _BY_CODE = {d.code: d for d in DTYPES.values()}
 _BY_NUMPY = {d.numpy: d for d in DTYPES.values()}
+_BY_TYPE: dict[type, DType] = {d.numpy.type: d for d in DTYPES.values()}
 
 DTypeLike = DType | str | int | np.dtype[Any] | type
 
@@ -137,10 +138,10 @@ def resolve(value: DTypeLike, thing: str = "dtype") -> DType:
         found = DTYPES.get(value)
     elif isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         found = _BY_CODE.get(int(value))
-    elif isinstance(value, np.dtype) or (
-        isinstance(value, type) and issubclass(value, (np.generic, bool))
-    ):
-        found = _BY_NUMPY.get(np.dtype(value).newbyteorder("="))
+    elif isinstance(value, np.dtype):
+        found = _BY_NUMPY.get(value.newbyteorder("="))
+    elif isinstance(value, type):
+        found = _BY_TYPE.get(value)
     if found is None:
         raise SpecError(thing, f"{value!r} is not an element type", "use one of " + names(DTYPES))
     return found
@@ -148,7 +149,10 @@ def resolve(value: DTypeLike, thing: str = "dtype") -> DType:
 
 def resolve_target(value: DTypeLike, thing: str = "dtype") -> DType:
     """resolve(), restricted to the types that QuantizeLinear produces."""
-    dtype = resolve(value, thing)
+    try:
+        dtype = resolve(value, thing)
+    except SpecError as error:
+        raise SpecError(thing, error.rule, "use one of " + names(TARGETS)) from None
     if not dtype.is_target:
         raise SpecError(thing, f"QuantizeLinear does not produce {dtype}",
                         "use one of " + names(TARGETS))

@@ -14,7 +14,6 @@ from qtool.dtypes import DType, names, resolve
 from qtool.errors import SpecError, TensorError
 from qtool.spec import (
     PRECISIONS,
-    SCALE_DTYPES,
     Blocked,
     Granularity,
     PerTensor,
@@ -60,12 +59,14 @@ def quantize(
     if scale is None:
         if zero_point is not None:
             raise SpecError("zero_point", "given without a scale", "give both")
-        storage = scales.storage_dtype(spec, source)
+        storage = spec.storage_dtype(source)
         chosen, zero = scales.choose(ops.cast(single, ops.FLOAT32), spec, storage)
         precision = spec.precision or ops.FLOAT32
     else:
         chosen = _given_scale(np.asarray(scale), spec, x.shape, source)
-        zero = _given_zero_point(zero_point, spec, chosen.shape)
+        zero = None
+        if zero_point is not None:
+            zero = given_codes(zero_point, spec.dtype, chosen.shape)
         precision = spec.precision or default_precision(resolve(chosen.dtype))
     return _quantize_boxes(x, single, chosen, zero, spec, precision)
 
@@ -167,10 +168,7 @@ def _check_finite(x: Array, single: Array, name: str) -> None:
 
 def _given_scale(scale: Array, spec: QuantSpec, shape: Shape, source: DType) -> Array:
     """A given scale in its storage type and the granularity's scale shape."""
-    if spec.scale_dtype is None and resolve(scale.dtype, "scale") in SCALE_DTYPES:
-        storage = resolve(scale.dtype)
-    else:
-        storage = scales.storage_dtype(spec, source)
+    storage = spec.storage_dtype(source, resolve(scale.dtype, "scale"))
     values = _fit(scale, spec.granularity.scale_shape(shape), "scale").astype(np.float64)
     stored = ops.cast(values, storage)
     ops.check_scale(stored, "scale")
@@ -179,14 +177,13 @@ def _given_scale(scale: Array, spec: QuantSpec, shape: Shape, source: DType) -> 
     return stored
 
 
-def _given_zero_point(zero_point: ArrayLike | None, spec: QuantSpec, shape: Shape) -> Array | None:
-    if zero_point is None:
-        return None
+def given_codes(zero_point: ArrayLike, dtype: DType, shape: Shape) -> Array:
+    """A given zero point as codes of dtype, in the scale shape."""
     values = _fit(np.asarray(zero_point), shape, "zero_point").astype(np.float64)
-    codes = ops.saturate_cast(ops.round_to_grid(values, spec.dtype), None, spec.dtype)
+    codes = ops.saturate_cast(values, None, dtype)
     if not np.array_equal(codes.astype(np.float64), values):
-        raise SpecError("zero_point", f"a value that {spec.dtype} cannot hold",
-                        f"use values in [{spec.dtype.qmin:g}, {spec.dtype.qmax:g}]")
+        raise SpecError("zero_point", f"a value that {dtype} cannot hold",
+                        f"use values in [{dtype.qmin:g}, {dtype.qmax:g}]")
     return codes
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import ops
-from qtool.dtypes import DTYPES, DType
+from qtool.dtypes import DType
 from qtool.spec import Granularity, PerAxis, PerTensor, QuantSpec
 
 Array = NDArray[Any]
@@ -56,13 +56,6 @@ def stored(scale: Array, storage: DType) -> Array:
         smallest = float(storage.limits.smallest_subnormal)
         rounded = np.clip(ops.round_to_grid(scale, storage), smallest, storage.qmax)
     return np.asarray(np.where(scale == 0, 1.0, rounded).astype(storage.numpy))
-
-
-def storage_dtype(spec: QuantSpec, source: DType) -> DType:
-    """The type a chosen scale is stored in: spec's, or the source's own float type."""
-    if spec.scale_dtype is not None:
-        return spec.scale_dtype
-    return source if source.name in ("float16", "bfloat16") else DTYPES["float32"]
 
 
 def _ranges(x: Array, spec: QuantSpec) -> tuple[Array, Array]:

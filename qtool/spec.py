@@ -189,6 +189,15 @@ class QuantSpec:
         """Whether a scale chosen by this spec comes with a zero point other than 0."""
         return not self.symmetric or self.dtype.kind == "uint"
 
+    def storage_dtype(self, source: DType, given: DType | None = None) -> DType:
+        """The type in which a scale is stored: scale_dtype, or else that of a given scale, or
+        else the source's own float type (float32 for float64 and int32)."""
+        if self.scale_dtype is not None:
+            return self.scale_dtype
+        if given is not None and given in SCALE_DTYPES:
+            return given
+        return source if source.name in ("float16", "bfloat16") else DTYPES["float32"]
+
     def _check(self) -> None:
         if self.nonfinite not in ("error", "allow"):
             raise SpecError("nonfinite", f"{self.nonfinite!r} is unknown", "use error or allow")

@@ -31,7 +31,7 @@ class Stats:
     max_abs_error_at: index in C order of the first element of largest |e|.
     """
 
-    count: int = 0
+    elements: int = 0
     nan_count: int = 0
     inf_count: int = 0
     zero_count: int = 0
@@ -49,7 +49,7 @@ class Stats:
         if _exceeds(other.max_abs_error, self.max_abs_error):
             self.max_abs_error = other.max_abs_error
             if other.max_abs_error_at is not None:
-                self.max_abs_error_at = self.count + other.max_abs_error_at
+                self.max_abs_error_at = self.elements + other.max_abs_error_at
         self.min = min(self.min, other.min)
         self.max = max(self.max, other.max)
         for name in _COUNTS:
@@ -64,21 +64,21 @@ class Stats:
         sum is 0; cosine_similarity = <x, x_hat> / (||x|| ||x_hat||).
         """
         xx, ee, e, xy, yy = (float(value) for value in self.sums)
-        n = self.count - self.nan_count - self.inf_count
+        n = self.elements - self.nan_count - self.inf_count
         clipped = self.clipped_low + self.clipped_high
         norms = math.sqrt(xx) * math.sqrt(yy)
         mse = _ratio(ee, n)
         figures = {name: getattr(self, name) for name in _COUNTS}
         figures |= {
             "clipped": clipped,
-            "clipped_fraction": _ratio(clipped, self.count),
+            "clipped_fraction": _ratio(clipped, self.elements),
             "min": self.min if n else None,
             "max": self.max if n else None,
             "absmax": max(abs(self.min), abs(self.max)) if n else None,
             "mse": mse,
             "rmse": None if mse is None else math.sqrt(mse),
             "mean_error": _ratio(e, n),
-            "max_abs_error": self.max_abs_error if n and math.isfinite(self.max_abs_error) else None,
+            "max_abs_error": _finite(self.max_abs_error) if n else None,
             "sqnr_db": 10 * math.log10(xx / ee) if _positive(xx) and _positive(ee) else None,
             "cosine_similarity": _ratio(xy, norms),
             "relative_error": None if (r := _ratio(ee, xx)) is None else math.sqrt(r),
@@ -86,7 +86,7 @@ class Stats:
         return figures
 
 
-_COUNTS = ("count", "nan_count", "inf_count", "zero_count", "clipped_low", "clipped_high",
+_COUNTS = ("elements", "nan_count", "inf_count", "zero_count", "clipped_low", "clipped_high",
            "flushed_to_zero")
 
 
@@ -119,7 +119,7 @@ class Accumulator:
         return self._stats
 
     def _add_sums(self, x: Array, x_hat: Array) -> None:
-        start = self._stats.count % CHUNK
+        start = self._stats.elements % CHUNK
         chunks = (start + x.size) // CHUNK
         rows = -(-(start + x.size) // LANES)
         terms = np.zeros((5, rows * LANES))
@@ -143,7 +143,7 @@ class Accumulator:
 
 def _window(x: Array, v: Array, x_hat: Array, qmin: float, qmax: float) -> Stats:
     """Counts and extremes of one window; the sums stay 0."""
-    stats = Stats(count=x.size)
+    stats = Stats(elements=x.size)
     if not x.size:
         return stats
     with np.errstate(all="ignore"):
@@ -180,6 +180,10 @@ def _fold(lanes: Array) -> Array:
 
 def _exceeds(new: float, old: float) -> bool:
     return new > old or (math.isnan(new) and not math.isnan(old))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _positive(value: float) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import ops
-from qtool.dtypes import DTYPES, DType, DTypeLike
+from qtool.dtypes import DTYPES, DType, DTypeLike, resolve
 from qtool.spec import Granularity, QuantSpec
 from qtool.stats import Stats
 
@@ -34,6 +34,10 @@ class QuantizedTensor:
     spec: QuantSpec
     stats: Stats
     precision: DType
+
+    @property
+    def scale_dtype(self) -> DType:
+        return resolve(self.scale.dtype)
 
     def dequantize(self, dtype: DTypeLike = "float32") -> Array:
         """(y - zero_point) * scale, computed in dtype: float32, float16 or bfloat16."""

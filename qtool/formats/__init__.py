@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from numpy.typing import NDArray
 
 from qtool.dtypes import DType
+from qtool.errors import FormatError
 from qtool.spec import Shape, TensorInfo
 
 
@@ -20,6 +23,11 @@ class Entry:
     name: str
     dtype: DType
     shape: Shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values, stored densely."""
+        return self.dtype.nbytes(math.prod(self.shape))
 
 
 class Source(Protocol):
@@ -56,6 +64,89 @@ class Sink(Protocol):
         shape (or packed bytes of the same length), or the pieces of a Source.chunks()."""
         ...
 
-    def __enter__(self) -> Sink: ...
+    def __enter__(self) -> Self: ...
 
-    def __exit__(self, *exc: object) -> None: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+CONTAINERS = ("npy", "npz", "safetensors", "onnx")
+
+
+def open(path: str | Path, *, source_dtype: DType | None = None) -> Source:
+    """Open a file of tensors; its content says what it is, and its name must agree.
+
+    A .npy array is called by the stem of its file's name. source_dtype: element type of arrays
+    that NumPy saved as raw bytes.
+    Raises FormatError where the file is none of CONTAINERS or is damaged.
+    """
+    path = Path(path)
+    container = _container(path)
+    if source_dtype is not None and container not in ("npy", "npz"):
+        raise FormatError(str(path), f"source_dtype is for .npy and .npz, this is {container}",
+                          "leave --source-dtype out")
+    if container == "npy":
+        from qtool.formats.npy import NpySource
+
+        return NpySource(path, name=path.stem, source_dtype=source_dtype)
+    if container == "npz":
+        from qtool.formats.npz import NpzSource
+
+        return NpzSource(path, source_dtype=source_dtype)
+    if container == "safetensors":
+        from qtool.formats.safetensors import SafetensorsSource
+
+        return SafetensorsSource(path)
+    from qtool.formats.onnx import OnnxSource
+
+    return OnnxSource(path)
+
+
+def sink(
+    container: str, path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]
+) -> Sink:
+    """A new safetensors, npz or npy file at path."""
+    if container == "npy":
+        from qtool.formats.npy import NpySink
+
+        return NpySink(path, entries, metadata)
+    if container == "npz":
+        from qtool.formats.npz import NpzSink
+
+        return NpzSink(path, entries, metadata)
+    from qtool.formats.safetensors import SafetensorsSink
+
+    return SafetensorsSink(path, entries, metadata)
+
+
+def _container(path: Path) -> str:
+    """The container that the content shows; the name decides where it shows none."""
+    if path.is_dir():
+        raise FormatError(str(path), "is a folder", "name a file in it")
+    try:
+        with path.open("rb") as file:
+            head = file.read(9)
+    except OSError as error:
+        raise FormatError(str(path), f"cannot be read: {error.strerror}") from error
+    named = path.suffix[1:].lower() if path.suffix[1:].lower() in CONTAINERS else None
+    found = None
+    if head.startswith(b"\x93NUMPY"):
+        found = "npy"
+    elif head.startswith(b"PK"):
+        found = "npz"
+    elif head[5:] == b"\0\0\0{":  # a header of less than 1 TB, in JSON
+        found = "safetensors"
+    elif head.startswith(b"\x08"):  # ModelProto.ir_version
+        found = "onnx"
+    if found is None and named in ("safetensors", "onnx"):
+        return named  # its reader says what is wrong
+    if found is None:
+        raise FormatError(str(path), "holds no .npy, .npz, .safetensors or ONNX data",
+                          "nothing else is read, and nothing is unpickled")
+    if named not in (None, found):
+        raise FormatError(str(path), f"holds {found} data", f"name it .{found}")
+    return found

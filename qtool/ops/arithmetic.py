@@ -24,14 +24,12 @@ def rounded(
     type's grid, continued without bound.
     """
     quotient = _divide(x, scale, precision).astype(np.float64)
-    if not dtype.is_integer:
-        if zero_point is not None:
-            quotient = quotient + zero_point.astype(np.float64)
-        return round_to_grid(quotient, dtype)
-    np.rint(quotient, out=quotient)
+    if dtype.is_integer:
+        np.rint(quotient, out=quotient)
     if zero_point is not None:
-        quotient = quotient + zero_point.astype(np.float64)
-    return quotient
+        with np.errstate(invalid="ignore"):  # float8e5m2 has Inf
+            quotient = quotient + zero_point.astype(np.float64)
+    return quotient if dtype.is_integer else round_to_grid(quotient, dtype)
 
 
 def rounded_onednn(x: Array, scale: Array, zero_point: Array | None, dtype: DType) -> Array:
@@ -49,10 +47,10 @@ def scaled(codes: Array, scale: Array, zero_point: Array | None, output: DType) 
 
     scale, zero_point: broadcastable to codes.
     """
-    difference = codes.astype(np.float64)
-    if zero_point is not None:
-        difference = difference - zero_point.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
+        difference = codes.astype(np.float64)
+        if zero_point is not None:
+            difference = difference - zero_point.astype(np.float64)
         return np.asarray(cast(difference, output) * cast(scale, output))
 
 
@@ -61,7 +59,7 @@ def cast(x: Array, dtype: DType) -> Array:
 
     NumPy and ml_dtypes convert float64 and integers to 16 bits through float32, which rounds twice.
     """
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # invalid: a signalling NaN
         if dtype.bits < 32 and x.dtype.itemsize > 2 and x.dtype != np.float32:
             x = round_to_grid(x.astype(np.float64), dtype)
         return x.astype(dtype.numpy, copy=False)
@@ -100,7 +98,7 @@ def saturate_cast(
             clipped = np.where(nan, np.clip(zero, lowest, dtype.qmax), clipped)
         return cast_integers(clipped, dtype)
     nan = np.isnan(v)
-    if not saturate:
+    if not saturate and dtype.has_nan:
         overflow = np.abs(v) > dtype.qmax
         if dtype.name == "float8e5m2":
             clipped = np.where(overflow, np.copysign(np.inf, v), clipped)

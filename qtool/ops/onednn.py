@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from qtool.dtypes import DTYPES, DTypeLike, names, resolve
+from qtool.dtypes import DTYPES, DType, DTypeLike, names, resolve
 from qtool.errors import SpecError
 from qtool.ops.arithmetic import (
     FLOAT32,
@@ -42,34 +42,37 @@ def onednn_quantize(
     Raises SpecError naming the argument. Source: oneDNN Graph API, operation Quantize.
     """
     x = float32_source(np.asarray(src), "src")
+    dtype = _destination(dst)
+    if qtype not in ("per_tensor", "per_channel"):
+        raise SpecError("qtype", f"{qtype!r} is unknown", "use per_tensor or per_channel")
+    channels, shape = 1, [1] * x.ndim
+    if qtype == "per_channel":
+        axis = normalize_axis(axis, x.ndim)
+        channels = shape[axis] = x.shape[axis]
+    scale = cast(_list(scales, channels, "scales"), FLOAT32)
+    check_scale(scale, "scales")
+    zero = None if zps is None else _zero_points(zps, channels, dtype).reshape(shape)
+    return saturate_cast(rounded_onednn(x, scale.reshape(shape), zero, dtype), zero, dtype)
+
+
+def _destination(dst: DTypeLike) -> DType:
     aliases = {d.onednn: d for d in DTYPES.values() if d.onednn and d.is_target}
     dtype = (aliases.get(dst) if isinstance(dst, str) else None) or resolve(dst, "dst")
     if dtype not in aliases.values():
         raise SpecError("dst", f"oneDNN Quantize does not produce {dst}", "use " + names(aliases))
-    if qtype not in ("per_tensor", "per_channel"):
-        raise SpecError("qtype", f"{qtype!r} is unknown", "use per_tensor or per_channel")
-    channels = 1
-    if qtype == "per_channel":
-        axis = normalize_axis(axis, x.ndim)
-        channels = x.shape[axis]
-    scale = cast(_onednn_list(scales, channels, "scales"), FLOAT32)
-    check_scale(scale, "scales")
-    zero = None
-    if zps is not None:
-        if dtype.kind == "float":
-            raise SpecError("zps", f"not supported for {dtype.onednn}", "leave it out")
-        zero = _onednn_list(zps, channels, "zps")
-        if not np.issubdtype(zero.dtype, np.integer):
-            raise SpecError("zps", f"{zero.dtype} values", "use integers")
-    shape = [1] * x.ndim
-    if qtype == "per_channel":
-        shape[axis] = channels
-    scale = scale.reshape(shape)
-    zero = None if zero is None else zero.reshape(shape)
-    return saturate_cast(rounded_onednn(x, scale, zero, dtype), zero, dtype)
+    return dtype
 
 
-def _onednn_list(values: Any, channels: int, thing: str) -> Array:
+def _zero_points(zps: Any, channels: int, dtype: DType) -> Array:
+    if dtype.kind == "float":
+        raise SpecError("zps", f"not supported for {dtype.onednn}", "leave it out")
+    zero = _list(zps, channels, "zps")
+    if zero.size and not np.issubdtype(zero.dtype, np.integer):
+        raise SpecError("zps", f"{zero.dtype} values", "use integers")
+    return zero
+
+
+def _list(values: Any, channels: int, thing: str) -> Array:
     array = np.asarray(values).reshape(-1)
     if array.size != channels:
         raise SpecError(thing, f"{array.size} values", f"exactly {channels} are needed")

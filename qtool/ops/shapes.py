@@ -44,15 +44,17 @@ def _check_blocks(blocks: Shape, shape: Shape, axis: int, block_size: int, thing
         raise SpecError(thing, f"shape {blocks} for x of shape {shape}, blocks along axis {axis}",
                         "it must equal x's shape except on the axis")
     size, count = shape[axis], blocks[axis]
-    if count == -(-size // block_size):
+    needed = -(-size // block_size)
+    if count == needed:
         return
-    if count == 0 or size == 0:
+    low = -(-size // max(count, 1))
+    high = -(-size // (count - 1)) - 1 if count > 1 else size
+    if count == 0 or not 0 < low <= high:
         raise SpecError(thing, f"{count} blocks for {size} elements on axis {axis}",
-                        f"use {-(-size // block_size)}")
-    low = -(-size // count)
-    high = "" if count == 1 else str(-(-size // (count - 1)) - 1)
+                        f"use {needed}")
+    accepted = f"the accepted range is [{low}, {high}]" if count > 1 else f"use {low} or more"
     raise SpecError("block_size", f"{block_size} does not split {size} elements into {count}",
-                    f"the accepted range is [{low}, {high}]")
+                    accepted)
 
 
 def check_same_shape(scale: Array, zero: Array, scale_name: str, zero_name: str) -> None:

@@ -1,0 +1,6 @@
+"""python -m qtool."""
+
+from qtool.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The command line: flags -> job -> exit code. One module per command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from qtool import __version__
+from qtool.cli import dequantize, dtypes, dynamic, inspect, quantize
+from qtool.cli.exits import terminable
+
+app = typer.Typer(
+    name="qtool",
+    help="Quantize model weights in .npy, .npz, .safetensors and ONNX files with exactly the ONNX "
+    "arithmetic, and report what it cost.",
+    epilog="Example: qtool quantize weights.safetensors --dtype int4 --block-size 32",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(epilog=quantize.EXAMPLE)(quantize.quantize)
+app.command(epilog=dynamic.EXAMPLE)(dynamic.dynamic)
+app.command(epilog=dequantize.EXAMPLE)(dequantize.dequantize)
+app.command(epilog=inspect.EXAMPLE)(inspect.inspect)
+app.command(epilog=dtypes.EXAMPLE)(dtypes.dtypes)
+
+
+def _print_version(*, wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"qtool {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and leave.", is_eager=True,
+                     callback=lambda value: _print_version(wanted=value)),
+    ] = False,
+) -> None: ...
+
+
+def main() -> None:
+    """Run the command line; the exit code says how it went."""
+    with terminable():
+        app()

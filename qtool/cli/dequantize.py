@@ -1,0 +1,49 @@
+"""qtool dequantize."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from qtool.cli import options
+from qtool.cli.exits import exit_code
+
+EXAMPLE = "Example: qtool dequantize weights.int4.safetensors -o restored.safetensors"
+
+
+def dequantize(
+    src: options.Source,
+    output: options.Target = None,
+    dtype: Annotated[
+        str, typer.Option(metavar="D", help="float32, float16, bfloat16 or float64.")
+    ] = "float32",
+    scale: options.Scale = None,
+    zero_point: options.ZeroPoint = None,
+    axis: options.Axis = None,
+    block_size: options.BlockSize = None,
+    source_dtype: options.SourceDtype = None,
+    external_data: options.ExternalData = False,
+    force: options.Force = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Turn a quantized file back into floats, in the same container.
+
+    --scale, --zero-point, --axis and --block-size are for a .npy, which holds codes alone.
+    """
+    with exit_code():
+        options.check_streams(output, json=json)
+        from qtool import render
+        from qtool.jobs.dequantize import dequantize_file
+
+        with render.progress(quiet=quiet) as progress:
+            result = dequantize_file(
+                src, output, dtype=dtype, scale=scale, zero_point=zero_point, axis=axis,
+                block_size=block_size, source_dtype=source_dtype, external_data=external_data,
+                force=force, progress=progress,
+            )  # fmt: skip
+        if json:
+            options.show(result)
+        if not quiet:
+            render.dequantized(result)

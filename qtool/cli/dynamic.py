@@ -1,0 +1,48 @@
+"""qtool dynamic."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from qtool.cli import options
+from qtool.cli.exits import exit_code
+
+EXAMPLE = "Example: qtool dynamic input.npy"
+
+
+def dynamic(
+    src: options.Source,
+    output: options.Target = None,
+    dtype: Annotated[
+        str, typer.Option(metavar="D", help="uint8, or int8 with \\[-127, 127].")
+    ] = "uint8",
+    source_dtype: options.SourceDtype = None,
+    include: options.Include = None,
+    exclude: options.Exclude = None,
+    to: options.To = None,
+    external_data: options.ExternalData = False,
+    requantize: options.Requantize = False,
+    allow_empty: options.AllowEmpty = False,
+    report: options.ReportFile = None,
+    force: options.Force = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Quantize an array, or each float tensor of a file, by ONNX DynamicQuantizeLinear.
+
+    One scale and zero point per tensor, from its minimum and maximum with zero included.
+    """
+    with exit_code():
+        options.check_streams(output, json=json)
+        from qtool import render
+        from qtool.jobs.dynamic import dynamic_file
+
+        with render.progress(quiet=quiet) as progress:
+            result = dynamic_file(
+                src, output, dtype=dtype, source_dtype=source_dtype, include=include or (),
+                exclude=exclude or (), to=to, external_data=external_data, requantize=requantize,
+                allow_empty=allow_empty, report=report, force=force, progress=progress,
+            )  # fmt: skip
+        options.finish(result, json=json, quiet=quiet)

@@ -1,0 +1,104 @@
+"""qtool quantize."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from qtool.cli import options
+from qtool.cli.exits import exit_code
+from qtool.errors import UsageError
+
+EXAMPLE = "Example: qtool quantize weights.safetensors --dtype int4 --block-size 32"
+
+
+def _dtype_names() -> list[str]:
+    from qtool.dtypes import TARGETS
+
+    return [dtype.name for dtype in TARGETS]
+
+
+def quantize(
+    src: options.Source,
+    dtype: Annotated[
+        str,
+        typer.Option(metavar="D", help="Target type, such as int4; `qtool dtypes` lists them.",
+                     autocompletion=_dtype_names, show_default=False),
+    ],
+    output: options.Target = None,
+    axis: options.Axis = None,
+    block_size: options.BlockSize = None,
+    symmetric: Annotated[
+        bool | None,
+        typer.Option("--symmetric/--asymmetric", help="Grid centred on zero, or over \\[min, max]. "
+                     "\\[default: symmetric, asymmetric for unsigned types]", show_default=False),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(metavar="M", help="How the scale is chosen: absmax, minmax or percentile:P."),
+    ] = None,
+    scale: options.Scale = None,
+    zero_point: options.ZeroPoint = None,
+    scale_dtype: Annotated[
+        str | None,
+        typer.Option(metavar="T", help="Type that scales are stored in: float32, float16, "
+                     "bfloat16, float8e8m0, float8e4m3fn. [default: the weight's own]",
+                     show_default=False),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(metavar="T", help="Type of the division: float32, float16 or bfloat16."),
+    ] = None,
+    saturate: Annotated[
+        bool, typer.Option("--saturate/--no-saturate", help="Float8: out of range gives the "
+                           "largest value, or else NaN or Inf.")
+    ] = True,
+    nonfinite: Annotated[
+        str, typer.Option(metavar="WHAT", help="NaN and Inf in the source: error, or allow.")
+    ] = "error",
+    semantics: Annotated[
+        str, typer.Option(metavar="WHOSE", help="Arithmetic: onnx, or onednn (zero point added "
+                          "before rounding).")
+    ] = "onnx",
+    narrow_range: Annotated[
+        bool, typer.Option("--narrow-range", help="Leave the lowest code unused: \\[-127, 127].")
+    ] = False,
+    negative_scale: Annotated[
+        bool, typer.Option("--negative-scale", help="Accept given scales below zero.")
+    ] = False,
+    source_dtype: options.SourceDtype = None,
+    include: options.Include = None,
+    exclude: options.Exclude = None,
+    to: options.To = None,
+    external_data: options.ExternalData = False,
+    requantize: options.Requantize = False,
+    allow_empty: options.AllowEmpty = False,
+    report: options.ReportFile = None,
+    force: options.Force = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Quantize every float tensor of rank 2 and more that gets smaller by it, or an array.
+
+    The codes are those of ONNX QuantizeLinear: one scale per output channel, or per block with
+    --block-size, or per tensor for a bare array. A report says what it cost.
+    """
+    with exit_code():
+        if semantics not in ("onnx", "onednn"):
+            raise UsageError("--semantics", f"{semantics!r} is unknown", "use onnx or onednn")
+        options.check_streams(output, json=json)
+        from qtool import render
+        from qtool.jobs.quantize import quantize_file
+
+        with render.progress(quiet=quiet) as progress:
+            result = quantize_file(
+                src, output, dtype=dtype, axis=axis, block_size=block_size, symmetric=symmetric,
+                method=method, scale=scale, zero_point=zero_point, scale_dtype=scale_dtype,
+                precision=precision, saturate=saturate, nonfinite=nonfinite, semantics=semantics,
+                narrow_range=narrow_range, negative_scale=negative_scale,
+                source_dtype=source_dtype, include=include or (), exclude=exclude or (), to=to,
+                external_data=external_data, requantize=requantize, allow_empty=allow_empty,
+                report=report, force=force, progress=progress,
+            )  # fmt: skip
+        options.finish(result, json=json, quiet=quiet)

@@ -1,0 +1,196 @@
+"""Files that appear under their name whole or not at all, and files out of pipes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from qtool.errors import OutputError
+
+_PIECE = 8 << 20
+
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
+          stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+
+_NO_FOLDER = "create its folder first"
+_NOT_PERMITTED = "choose a folder that you may write to"
+_NO_SPACE = "free some space or choose another folder"
+_REMEDIES = {
+    errno.ENOENT: _NO_FOLDER,
+    errno.ENOTDIR: _NO_FOLDER,
+    errno.EACCES: _NOT_PERMITTED,
+    errno.EPERM: _NOT_PERMITTED,
+    errno.EROFS: _NOT_PERMITTED,
+    errno.ENOSPC: _NO_SPACE,
+    errno.EDQUOT: _NO_SPACE,
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f) or choose another file system",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "choose a name that is not a circle of symbolic links",
+    errno.EIO: "the disk is failing; choose another one",
+}
+
+
+@contextmanager
+def replacing(dst: Path) -> Iterator[Path]:
+    """A temporary file beside dst, to be written in place, that becomes dst on success.
+
+    On success it is flushed to the disk and renamed, with the permissions of the file that it
+    replaces or else those of any new file; after an exception it is removed and dst is as it
+    was. The temporary file is locked by its owner; those that a killed process left behind
+    for the same dst are removed first. A symbolic link stays and what it points to is replaced.
+
+    Raises OutputError where dst is no regular file or cannot be written.
+    """
+    with _explained(dst):
+        old = _existing(dst)
+        target = Path(os.path.realpath(dst))
+        _remove_leftovers(target)
+        temporary, descriptor = _create(target, 0o666 if old is None else 0o600)
+    try:
+        with _explained(dst, temporary):
+            yield temporary
+        with _explained(dst):
+            if old is not None:
+                _take_over(old, descriptor)
+            os.fsync(descriptor)
+            os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    _sync_folder(target.parent)
+
+
+def check_target(dst: Path, source: Path, *, force: bool) -> None:
+    """Refuse a dst that must not be written, before any work is done for it.
+
+    Raises OutputError where dst is the source under any name, exists although force is False,
+    is no regular file, or lies in a folder that does not exist.
+    """
+    with _explained(dst):
+        old = _existing(dst)
+    if old is None:
+        folder = Path(os.path.realpath(dst)).parent
+        if not folder.is_dir():
+            raise OutputError(str(dst), f"the folder {folder} does not exist", _NO_FOLDER)
+        return
+    if source.exists() and os.path.samestat(old, source.stat()):
+        raise OutputError(str(dst), f"is the source, {source}", "choose another name")
+    if not force:
+        raise OutputError(str(dst), "exists already", "choose another name or --force")
+
+
+@contextmanager
+def spooled(stream: BinaryIO) -> Iterator[Path]:
+    """All of a stream as a temporary file named "array", removed afterwards.
+
+    Raises OutputError where the temporary folder cannot hold it.
+    """
+    with tempfile.TemporaryDirectory(prefix="qtool-") as folder:
+        path = Path(folder, "array")
+        try:
+            with path.open("wb") as file:
+                shutil.copyfileobj(stream, file, _PIECE)
+        except OSError as error:
+            raise OutputError("standard input", f"cannot be kept in {folder}: {error.strerror}",
+                              "set TMPDIR to a folder with enough room") from error
+        yield path
+
+
+def copy_to(path: Path, stream: BinaryIO) -> None:
+    """Copy a finished file to standard output; BrokenPipeError is the caller's."""
+    with path.open("rb") as file, _explained("standard output"):
+        shutil.copyfileobj(file, stream, _PIECE)
+        stream.flush()
+
+
+@contextmanager
+def _explained(thing: Path | str, temporary: Path | None = None) -> Iterator[None]:
+    """Turn an OSError with a known remedy into an OutputError about thing.
+
+    With temporary, only errors about that file or an unnamed one; others have other causes.
+    """
+    try:
+        yield
+    except OSError as error:
+        others = temporary is not None and error.filename not in (None, str(temporary))
+        if others or error.errno not in _REMEDIES:
+            raise
+        raise OutputError(str(thing), f"cannot be written: {error.strerror}",
+                          _REMEDIES[error.errno]) from error
+
+
+def _existing(dst: Path) -> os.stat_result | None:
+    """The regular file that dst names or points to, or None."""
+    try:
+        old = dst.stat()
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(old.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(old.st_mode), "no regular file")
+        raise OutputError(str(dst), f"is {kind}, which a file cannot replace",
+                          "name a file, or use `-o -` and redirect standard output")
+    return old
+
+
+def _prefix(target: Path) -> str:
+    """What the names of target's temporary files begin with, far below any limit on names."""
+    return "." + os.fsencode(target.name)[:64].decode(errors="ignore") + ".qtool-"
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove temporary files of target whose owner is gone, which its lock shows."""
+    with suppress(PermissionError):  # a folder may be writable and not readable
+        for entry in list(os.scandir(target.parent)):
+            if entry.name.startswith(_prefix(target)) and entry.is_file(follow_symlinks=False):
+                with suppress(OSError):
+                    _remove_unlocked(entry.path)
+
+
+def _remove_unlocked(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(path)
+    finally:
+        os.close(descriptor)
+
+
+def _create(target: Path, mode: int) -> tuple[Path, int]:
+    """A new temporary file of target, and the descriptor that holds its lock."""
+    while True:
+        path = target.with_name(_prefix(target) + secrets.token_hex(4))
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+        with suppress(OSError):  # a file system without locks: nobody can take it for unlocked
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # Between creation and lock another process may have taken it for a leftover.
+        if os.fstat(descriptor).st_nlink:
+            return path, descriptor
+        os.close(descriptor)
+
+
+def _take_over(old: os.stat_result, descriptor: int) -> None:
+    """Give an open file the owner, where that is allowed, and the permissions of another."""
+    with suppress(PermissionError):
+        os.fchown(descriptor, old.st_uid, old.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut, where the file system lets folders be flushed."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

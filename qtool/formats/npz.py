@@ -1,0 +1,232 @@
+"""NumPy's .npz container: a zip archive of .npy files."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.dtypes import DTYPES, DType
+from qtool.errors import FormatError, OutputError
+from qtool.formats import Entry
+from qtool.formats.npy import array_chunks, array_pieces, entry_nbytes, read_array
+from qtool.formats.npy_header import ArrayHeader, header_bytes, read_header
+from qtool.spec import TensorInfo
+
+METADATA_KEY = "qtool"
+METADATA_NAME = "__qtool__"
+
+_SUFFIX = ".npy"
+_METADATA_LIMIT = 100_000_000
+# No deflate stream expands further: RFC 1951 spends a bit or more on a length code, 258 bytes.
+_DEFLATE_RATIO = 1032
+_UINT8 = DTYPES["uint8"]
+
+
+@contextmanager
+def _zip_errors(thing: str) -> Iterator[None]:
+    """Turns every way in which zipfile fails on damaged archives into FormatError."""
+    try:
+        yield
+    except FormatError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError,
+            ValueError) as error:
+        raise FormatError(thing, f"damaged zip archive: {error}") from error
+
+
+class NpzSource:
+    """A .npz file: tensors in the order of the archive, stored or deflated.
+
+    source_dtype: what members of raw void elements are. Where the file holds qtool's own
+        metadata, that says it for the members it names.
+    Raises FormatError for archives with anything but arrays of numbers in them.
+    """
+
+    container = "npz"
+
+    def __init__(self, path: Path, *, source_dtype: DType | None = None) -> None:
+        self.path = path
+        self.nbytes = path.stat().st_size
+        self.metadata: Mapping[str, str] = {}
+        self._file = path.open("rb")
+        try:
+            with _zip_errors(str(path)):
+                self._archive = zipfile.ZipFile(self._file)
+                self._members = self._check_members()
+            self._headers = self._read_headers(source_dtype)
+        except FormatError:
+            self._file.close()
+            raise
+
+    def infos(self) -> Sequence[TensorInfo]:
+        return [header.info(name) for name, header in self._headers.items()]
+
+    def read(self, name: str) -> NDArray[Any]:
+        header = self._headers[name]
+        with _zip_errors(self._thing(name)), self._open(name, header) as stream:
+            return read_array(stream, header, self._thing(name))
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        header = self._headers[name]
+        with _zip_errors(self._thing(name)), self._open(name, header) as stream:
+            yield from array_chunks(stream, header, self._thing(name))
+
+    def close(self) -> None:
+        self._archive.close()
+        self._file.close()
+
+    def _thing(self, name: str) -> str:
+        return f"{self.path}, {name}{_SUFFIX}"
+
+    def _open(self, name: str, header: ArrayHeader) -> IO[bytes]:
+        stream = self._archive.open(self._members[name])
+        stream.read(header.data_offset)
+        return stream
+
+    def _check_members(self) -> dict[str, zipfile.ZipInfo]:
+        """The members by tensor name, once the archive's directory has been checked."""
+        members: dict[str, zipfile.ZipInfo] = {}
+        for info in self._archive.infolist():
+            thing = f"{self.path}, {info.filename}"
+            if not info.filename.endswith(_SUFFIX):
+                raise FormatError(thing, "is not a .npy member",
+                                  "an .npz archive holds arrays alone")
+            name = info.filename.removesuffix(_SUFFIX)
+            if name in members:
+                raise FormatError(thing, "stands twice in the archive")
+            _check_member(info, thing)
+            members[name] = info
+        packed = sum(info.compress_size for info in members.values())
+        if packed > self.nbytes:
+            raise FormatError(str(self.path), f"damaged zip archive: its members take {packed} "
+                              f"bytes, the file has {self.nbytes}")
+        return members
+
+    def _read_headers(self, source_dtype: DType | None) -> dict[str, ArrayHeader]:
+        stored: dict[str, DType] = {}
+        names = list(self._members)
+        if METADATA_NAME in self._members:
+            names.remove(METADATA_NAME)
+            text = self._read_metadata()
+            stored = _stored_types(text, self._thing(METADATA_NAME))
+            self.metadata = {METADATA_KEY: text}
+        return {name: self._read_header(name, stored.get(name), source_dtype) for name in names}
+
+    def _read_header(self, name: str, stored: DType | None,
+                     source_dtype: DType | None) -> ArrayHeader:
+        info = self._members[name]
+        with _zip_errors(self._thing(name)), self._archive.open(info) as stream:
+            return read_header(stream, info.file_size, self._thing(name), stored or source_dtype)
+
+    def _read_metadata(self) -> str:
+        thing = self._thing(METADATA_NAME)
+        header = self._read_header(METADATA_NAME, None, None)
+        if header.dtype != _UINT8 or len(header.shape) != 1 or header.nbytes > _METADATA_LIMIT:
+            raise FormatError(thing, f"is {header.dtype} of shape {header.shape}",
+                              f"a uint8 vector of at most {_METADATA_LIMIT} bytes is needed")
+        with _zip_errors(thing), self._open(METADATA_NAME, header) as stream:
+            data = read_array(stream, header, thing).tobytes()
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise FormatError(thing, f"is not UTF-8: {error}") from error
+
+
+def _check_member(info: zipfile.ZipInfo, thing: str) -> None:
+    if info.flag_bits & 1:
+        raise FormatError(thing, "is encrypted")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise FormatError(thing, f"has zip compression method {info.compress_type}",
+                          "store or deflate it, as np.savez and np.savez_compressed do")
+    ratio = _DEFLATE_RATIO if info.compress_type == zipfile.ZIP_DEFLATED else 1
+    if info.file_size > info.compress_size * ratio:
+        raise FormatError(thing, f"{info.compress_size} bytes in the archive cannot expand to "
+                          f"{info.file_size}")
+
+
+def _stored_types(text: str, thing: str) -> dict[str, DType]:
+    """The entry "stored" of qtool's metadata: the types of members saved as raw elements."""
+    try:
+        layout = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(thing, f"is not JSON: {error}") from error
+    stored = layout.get("stored", {}) if isinstance(layout, dict) else None
+    if not isinstance(stored, dict):
+        raise FormatError(thing, "malformed metadata", '"stored" must map members to types')
+    for name, value in stored.items():
+        if not isinstance(value, str) or value not in DTYPES:
+            raise FormatError(thing, f"stored type of {name} is {value!r}, which is unknown")
+    return {name: DTYPES[value] for name, value in stored.items()}
+
+
+class NpzSink:
+    """A .npz file: members stored in the order in which they are written, without dates.
+
+    Of the metadata the entry "qtool" is kept, as the UTF-8 bytes of the array `__qtool__`; the
+    container has no place for others.
+    """
+
+    def __init__(self, path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) -> None:
+        self._pending: dict[str, Entry] = {}
+        for entry in entries:
+            if entry.name in self._pending:
+                raise OutputError(entry.name, "is the name of two entries")
+            if not _is_name(entry.name):
+                raise OutputError(entry.name, "cannot be the name of an array in .npz",
+                                  "rename the tensor or write .safetensors")
+            self._pending[entry.name] = entry
+        self._archive = zipfile.ZipFile(path, "w")
+        if METADATA_KEY in metadata:
+            text = np.frombuffer(metadata[METADATA_KEY].encode(), np.uint8)
+            self._write(Entry(METADATA_NAME, _UINT8, text.shape), text)
+
+    def write(self, name: str, data: NDArray[Any] | Iterator[bytes]) -> None:
+        if name not in self._pending:
+            raise OutputError(name, "is not an entry that is still to be written")
+        self._write(self._pending[name], data)
+        del self._pending[name]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._archive.close()
+        if kind is None and self._pending:
+            raise OutputError(", ".join(self._pending), "was never written")
+
+    def _write(self, entry: Entry, data: NDArray[Any] | Iterator[bytes]) -> None:
+        header = header_bytes(entry.dtype, entry.shape)
+        member = _member(entry.name)
+        # zipfile chooses zip64 by the size that it is told beforehand.
+        member.file_size = len(header) + entry_nbytes(entry)
+        with self._archive.open(member, "w") as stream:
+            stream.write(header)
+            for piece in array_pieces(entry, data):
+                stream.write(piece)
+
+
+def _is_name(name: str) -> bool:
+    """Whether a member can have it: reserved ones, NUL and what is too long for zip are out."""
+    try:
+        length = len(name.encode())
+    except UnicodeEncodeError:
+        return False
+    return name != METADATA_NAME and "\0" not in name and length + len(_SUFFIX) < 1 << 16
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    """A member whose bytes depend on nothing but its name and data."""
+    member = zipfile.ZipInfo(name + _SUFFIX, date_time=(1980, 1, 1, 0, 0, 0))
+    member.create_system = 3  # Unix, also on Windows
+    return member

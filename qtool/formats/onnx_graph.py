@@ -1,0 +1,206 @@
+"""Walking an ONNX model: nested graphs, tensors, names, and who reads a tensor how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import count
+
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+STANDARD = ("", "ai.onnx")
+
+# Operators that work on codes, in any domain, and beginnings of the names of others.
+_QUANTIZED = frozenset((
+    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger",
+    "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "MatMulIntegerToFloat", "ConvIntegerToFloat",
+    "MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "GatherBlockQuantized", "QAttention", "QGemm",
+    "QMoE", "QEmbedLayerNormalization", "QuantizeBFP", "DequantizeBFP",
+))
+_QUANTIZED_PREFIXES = ("QLinear", "QOrdered")
+
+# How many nodes in a row axes() looks through; a bound, because a broken graph may have cycles.
+_LOOK_THROUGH = 4
+
+Axes = tuple[int, int]
+
+
+def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+    """The graphs in a node's attributes."""
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """The graph and every graph nested in it."""
+    yield graph
+    for node in graph.node:
+        for nested in subgraphs(node):
+            yield from graphs(nested)
+
+
+def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """The nodes and every node of their nested graphs."""
+    for node in nodes:
+        yield node
+        for nested in subgraphs(node):
+            yield from all_nodes(nested.node)
+
+
+def tensors(model: ModelProto) -> Iterator[TensorProto]:
+    """Every tensor of the model: of nested graphs, attributes, functions and training too."""
+    nodes = [model.graph.node, *(function.node for function in model.functions)]
+    roots = [model.graph]
+    for training in model.training_info:
+        roots += [training.initialization, training.algorithm]
+        nodes += [training.initialization.node, training.algorithm.node]
+    for graph in roots:
+        yield from _initializers(graph)
+    for node in all_nodes(node for group in nodes for node in group):
+        for nested in subgraphs(node):
+            yield from _initializers(nested)
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.TENSOR:
+                yield attribute.t
+            yield from attribute.tensors
+            sparse = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
+            for tensor in (*sparse, *attribute.sparse_tensors):
+                yield from (tensor.values, tensor.indices)
+
+
+def _initializers(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+
+
+def constant_value(node: NodeProto) -> TensorProto | None:
+    """The tensor of a Constant node that holds one in its attribute `value`."""
+    if node.op_type == "Constant" and node.domain in STANDARD:
+        for attribute in node.attribute:
+            if attribute.name == "value" and attribute.type == AttributeProto.TENSOR:
+                value: TensorProto = attribute.t
+                return value
+    return None
+
+
+def is_quantized(node: NodeProto) -> bool:
+    """Whether the operator works on codes."""
+    return node.op_type in _QUANTIZED or node.op_type.startswith(_QUANTIZED_PREFIXES)
+
+
+def attribute(node: NodeProto, name: str, default: int) -> int:
+    """An integer attribute of a node."""
+    for candidate in node.attribute:
+        if candidate.name == name:
+            return int(candidate.i)
+    return default
+
+
+class Names:
+    """The names in use anywhere in a model; fresh() never returns one of them."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self._used: set[str] = set()
+        roots = [model.graph]
+        for training in model.training_info:
+            roots += [training.initialization, training.algorithm]
+        for root in roots:
+            for graph in graphs(root):
+                self._add_graph(graph)
+        for function in model.functions:
+            self._used.update(function.input, function.output)
+            self._add_nodes(all_nodes(function.node))
+
+    def fresh(self, wanted: str) -> str:
+        """wanted, or wanted_1, wanted_2, ...: the first that is free; it is taken from now on."""
+        name = wanted
+        numbers = count(1)
+        while name in self._used:
+            name = f"{wanted}_{next(numbers)}"
+        self._used.add(name)
+        return name
+
+    def _add_graph(self, graph: GraphProto) -> None:
+        for values in (graph.input, graph.output, graph.value_info, graph.initializer):
+            self._used.update(value.name for value in values)
+        self._used.update(sparse.values.name for sparse in graph.sparse_initializer)
+        self._add_nodes(graph.node)
+
+    def _add_nodes(self, nodes: Iterable[NodeProto]) -> None:
+        for node in nodes:
+            self._used.update((node.name, *node.input, *node.output))
+
+
+class Consumers:
+    """Which nodes read each tensor of the top-level graph, nested graphs included."""
+
+    def __init__(self, graph: GraphProto) -> None:
+        self._readers: dict[str, list[tuple[NodeProto, int]]] = {}
+        self._collect(graph, frozenset())
+
+    def of(self, name: str) -> list[tuple[NodeProto, int]]:
+        """(node, index of the input) for every use of the tensor."""
+        return self._readers.get(name, [])
+
+    def axes(self, name: str, rank: int) -> Axes | None:
+        """(output axis, reduced axis) on which most of the consumers that know agree.
+
+        Where no two agree, the first one decides. Transpose, Identity and Cast are looked through.
+        """
+        return self._elect(name, rank, _LOOK_THROUGH)
+
+    def _elect(self, name: str, rank: int, depth: int) -> Axes | None:
+        votes = [
+            axes for node, index in self.of(name) if (axes := self._vote(node, index, rank, depth))
+        ]
+        return max(votes, key=votes.count) if votes else None
+
+    def _collect(self, graph: GraphProto, hidden: frozenset[str]) -> None:
+        for node in graph.node:
+            for index, name in enumerate(node.input):
+                if name and name not in hidden:
+                    self._readers.setdefault(name, []).append((node, index))
+            for nested in subgraphs(node):
+                own = {value.name for value in (*nested.input, *nested.initializer)}
+                own.update(name for inner in nested.node for name in inner.output)
+                self._collect(nested, hidden | own)
+
+    def _vote(self, node: NodeProto, index: int, rank: int, depth: int) -> Axes | None:
+        if node.op_type not in ("Identity", "Cast", "Transpose"):
+            return _axes(node, index, rank)
+        axes = self._elect(node.output[0], rank, depth - 1) if depth and node.output else None
+        if axes is None or node.op_type != "Transpose":
+            return axes
+        order = next((list(a.ints) for a in node.attribute if a.name == "perm"), None)
+        order = list(range(rank))[::-1] if order is None else order
+        return (order[axes[0]], order[axes[1]]) if sorted(order) == list(range(rank)) else None
+
+
+def _axes(node: NodeProto, index: int, rank: int) -> Axes | None:
+    """(output axis, reduced axis) of a weight of that rank at that input of the node."""
+    if rank < 2:
+        return None
+    operator = (node.op_type, index)
+    if operator in (("MatMul", 1), ("FusedMatMul", 1), ("Gemm", 1)):
+        transposed = attribute(node, "transB", 0)
+        return (rank - 2, rank - 1) if transposed else (rank - 1, rank - 2)
+    if operator in (("MatMul", 0), ("FusedMatMul", 0), ("Gemm", 0)):
+        transposed = attribute(node, "transA", 0)
+        return (rank - 1, rank - 2) if transposed else (rank - 2, rank - 1)
+    if operator in (("Conv", 1), ("FusedConv", 1)):
+        return (0, 1)
+    if operator == ("ConvTranspose", 1):
+        return (1, 0)
+    if operator == ("Gather", 0) and attribute(node, "axis", 0) in (0, -rank):
+        return (0, rank - 1)
+    if node.op_type in ("LSTM", "GRU", "RNN") and index in (1, 2):
+        return (1, 2)
+    return None
+
+
+def opset(imports: Iterable[onnx.OperatorSetIdProto]) -> onnx.OperatorSetIdProto | None:
+    """The import of the standard's operators."""
+    return next((entry for entry in imports if entry.domain in STANDARD), None)

@@ -1,0 +1,155 @@
+"""qtool dequantize: a quantized file back in floats, in the same container."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from qtool import engine
+from qtool.dtypes import DTYPES, DType, DTypeLike, resolve
+from qtool.errors import FormatError, SpecError, UsageError
+from qtool.formats import Entry, Source, files, sink
+from qtool.jobs import streams
+from qtool.jobs.given import Given, GivenValue
+from qtool.jobs.progress import Progress, Silent
+from qtool.layouts.dequantized import DequantizedSource
+from qtool.recipe import SOURCE_FLOATS
+from qtool.spec import (
+    PRECISIONS,
+    SCALE_DTYPES,
+    Blocked,
+    Granularity,
+    PerAxis,
+    PerTensor,
+    TensorInfo,
+)
+from qtool.tensor import dequantize
+
+if TYPE_CHECKING:
+    from qtool.formats.onnx import OnnxSource
+
+
+def dequantize_file(
+    src: str | Path,
+    dst: str | Path | None = None,
+    *,
+    dtype: DTypeLike = "float32",
+    scale: GivenValue | None = None,
+    zero_point: GivenValue | None = None,
+    axis: int | None = None,
+    block_size: int | None = None,
+    source_dtype: DTypeLike | None = None,
+    external_data: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write (y - zero_point) * scale for every quantized tensor; the rest byte for byte.
+
+    src, dst: as in quantize_file; dst None: STEM.DTYPE.CONTAINER beside src.
+    dtype: float32, float16, bfloat16 (the product is rounded once to it) or float64 (of float32
+        values).
+    scale, zero_point, axis, block_size: for a .npy of codes, which holds none of them.
+    Returns what was done as plain data. Raises QtoolError; dst is then as it was.
+    """
+    started = time.perf_counter()
+    output = resolve(dtype, "dtype")
+    if output not in SOURCE_FLOATS:
+        raise SpecError("dtype", f"{output} is not a float type to dequantize to",
+                        "use float32, float16, bfloat16 or float64")
+    with streams.opened(src, source_dtype) as source:
+        name, container = streams.target(src, dst, None, source.container, output.name)
+        if container != source.container:
+            raise UsageError(name, f"{source.container} is dequantized to the same container",
+                             f"end its name in .{source.container}")
+        streams.check_target(src, name, force=force)
+        with streams.placed(name, f"{source.path.stem}.{container}") as path:
+            if container == "npy":
+                given = _given_codes(scale, zero_point, axis, block_size)
+                done = _write_codes(source, given, output, path)
+            elif scale is not None or zero_point is not None:
+                raise UsageError("--scale", f"a {container} file holds its own scales",
+                                 "leave --scale and --zero-point out")
+            elif container == "onnx":
+                done = _write_onnx(source, output, path, external_data=external_data)
+            else:
+                done = _write_native(source, output, path, progress or Silent())
+            nbytes = path.stat().st_size
+        return {
+            "command": "dequantize",
+            "source": {"name": str(src), "container": container, "bytes": source.nbytes},
+            "output": {"name": name, "container": container, "bytes": nbytes},
+            "dtype": output.name,
+            "tensors": [{"name": info.name, "shape": list(info.shape),
+                         "dtype": info.dtype.name} for info in done],
+            "seconds": round(time.perf_counter() - started, 6),
+        }
+
+
+def _given_codes(
+    scale: GivenValue | None, zero_point: GivenValue | None, axis: int | None,
+    block_size: int | None,
+) -> tuple[Given, Granularity]:
+    """The parameters of the codes in a .npy file."""
+    if scale is None:
+        raise UsageError("--scale", "a .npy file holds codes alone", "give the scale of them")
+    if block_size is not None:
+        return Given(scale, zero_point), Blocked(-1 if axis is None else axis, block_size)
+    return Given(scale, zero_point), PerTensor() if axis is None else PerAxis(axis)
+
+
+def _write_codes(
+    source: Source, parameters: tuple[Given, Granularity], output: DType, path: Path
+) -> list[TensorInfo]:
+    (info,) = source.infos()
+    given, granularity = parameters
+    if not (info.dtype.is_target or info.dtype.name == "int32"):
+        raise FormatError(str(source.path), f"holds {info.dtype}, which are no codes",
+                          "give a file of quantized codes, or --source-dtype")
+    found = given.of(info.name)
+    if found is None:
+        raise SpecError("scale", f"the file holds none for {info.name}", "give it as a .npy")
+    scale, zero_point = found
+    compute = output if output in PRECISIONS else DTYPES["float32"]
+    if resolve(scale.dtype, "scale") not in SCALE_DTYPES:
+        scale = scale.astype(np.float32)
+    if zero_point is not None:
+        zero_point = engine.given_codes(zero_point, info.dtype, scale.shape)
+    values = dequantize(source.read(info.name), scale, zero_point, granularity.resolve(info.shape),
+                        compute)
+    with files.replacing(path) as temporary, sink(
+        "npy", temporary, [Entry(info.name, output, info.shape)], {}
+    ) as writer:
+        writer.write(info.name, values.astype(output.numpy))
+    return [info]
+
+
+def _write_native(
+    source: Source, output: DType, path: Path, progress: Progress
+) -> list[TensorInfo]:
+    readable = DequantizedSource(source, output)
+    if not readable.tensors:
+        raise FormatError(str(source.path), "holds nothing that qtool quantized",
+                          "give a file that `qtool quantize` wrote")
+    infos = readable.infos()
+    entries = [Entry(info.name, info.dtype, info.shape) for info in infos]
+    progress.begin(len(infos), sum(info.nbytes for info in infos))
+    with files.replacing(path) as temporary, sink(
+        source.container, temporary, entries, readable.metadata
+    ) as writer:
+        for info in infos:
+            writer.write(info.name, readable.chunks(info.name))
+            progress.advance(info.name, info.nbytes)
+    return [info for info in infos if info.name in readable.tensors]
+
+
+def _write_onnx(
+    source: Source, output: DType, path: Path, *, external_data: bool
+) -> list[TensorInfo]:
+    from qtool.layouts import onnx_qdq
+
+    model = onnx_qdq.dequantize(cast("OnnxSource", source), output)
+    model.write(path, external_data=external_data)
+    return model.infos

@@ -1,0 +1,109 @@
+"""Scales and zero points that the user gives instead of a method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import formats
+from qtool.dtypes import DTYPES, DType, resolve
+from qtool.errors import QtoolError, SpecError
+from qtool.layouts import native
+from qtool.layouts.dequantized import DequantizedSource
+
+Array = NDArray[Any]
+GivenValue = float | str | Path | NDArray[Any]
+
+
+class Given:
+    """Looks up the given scale and zero point of a tensor.
+
+    scale, zero_point: a number or array for every tensor, the name of a .npy file with one, or of
+        a .safetensors or .npz file that holds NAME.scale and NAME.zero_point. Zero points beside
+        the scales in one file are used unless zero_point is given.
+    """
+
+    def __init__(self, scale: GivenValue, zero_point: GivenValue | None) -> None:
+        self._scales = _load(scale, "scale")
+        self._zero_points = None if zero_point is None else _load(zero_point, "zero_point")
+
+    def of(self, name: str) -> tuple[Array, Array | None] | None:
+        """The scale and zero point of a tensor; None where no scale is given for it."""
+        scale = self._pick(self._scales, name, 0)
+        if scale is None:
+            return None
+        if self._zero_points is None:
+            beside = None if isinstance(self._scales, np.ndarray) else self._scales.get(name)
+            return scale, None if beside is None else beside[1]
+        zero_point = self._pick(self._zero_points, name, 1)
+        if zero_point is None:
+            raise QtoolError(f"tensor {name}", "has a given scale and no given zero point",
+                             "give both, or leave --zero-point out")
+        return scale, zero_point
+
+    def header(self, name: str) -> tuple[DType | None, bool] | None:
+        """The type of the given scale (None for a plain number), and whether there is a zero
+        point."""
+        found = self.of(name)
+        if found is None:
+            return None
+        scale, zero_point = found
+        return resolve(scale.dtype, "scale"), zero_point is not None
+
+    def _pick(self, values: _Values, name: str, part: int) -> Array | None:
+        if isinstance(values, np.ndarray):
+            return values
+        return values.get(name, (None, None))[part]
+
+
+_Values = Array | Mapping[str, tuple[Array | None, Array | None]]
+
+
+def _load(value: GivenValue, thing: str) -> _Values:
+    if not isinstance(value, str | Path):
+        return np.asarray(value)
+    try:
+        return np.asarray(float(str(value)))
+    except ValueError:
+        path = Path(value)
+    if not path.exists():
+        raise SpecError(thing, f"{value} is neither a number nor a file",
+                        "give a number, a .npy or a .safetensors file")
+    source = formats.open(path)
+    try:
+        if source.container == "npy":
+            return source.read(source.infos()[0].name)
+        return _parameters(source)
+    finally:
+        source.close()
+
+
+def _parameters(source: formats.Source) -> dict[str, tuple[Array | None, Array | None]]:
+    """NAME -> NAME.scale, NAME.zero_point of every NAME in a file that has one of them."""
+    if source.container == "onnx":
+        raise SpecError(str(source.path), "is an ONNX model",
+                        "give scales as .npy, .npz or .safetensors")
+    described = native.read_metadata(source)
+    quantized = DequantizedSource(source, DTYPES["float32"]) if described else None
+    stored = {info.name for info in source.infos()}
+    found: dict[str, tuple[Array | None, Array | None]] = {}
+    for name in sorted(stored):
+        base, dot, part = name.rpartition(".")
+        if not dot or part not in ("scale", "zero_point") or base in found:
+            continue
+        if quantized is not None and base in described:
+            found[base] = quantized.parameters(base)
+        else:
+            _, scale, zero_point = (n if n in stored else None for n in native.part_names(base))
+            found[base] = (
+                source.read(scale) if scale else None,
+                source.read(zero_point) if zero_point else None,
+            )
+    if not found:
+        raise SpecError(str(source.path), "holds no NAME.scale and no NAME.zero_point",
+                        "write one with `qtool quantize`")
+    return found

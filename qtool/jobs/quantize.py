@@ -1,0 +1,300 @@
+"""qtool quantize: every selected tensor of a file, and the report."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from qtool import engine, report
+from qtool.dtypes import DTYPES, DType, DTypeLike
+from qtool.errors import FormatError, UsageError
+from qtool.formats import Source, files
+from qtool.jobs import streams
+from qtool.jobs.given import Given, GivenValue
+from qtool.jobs.progress import Progress, Silent
+from qtool.layouts import foreign, native
+from qtool.layouts.dequantized import DequantizedSource
+from qtool.plan import Planned, make_plan
+from qtool.recipe import Recipe, unmatched
+from qtool.report import Report
+from qtool.spec import Blocked, PerTensor, QuantSpec, TensorInfo
+from qtool.stats import Stats
+from qtool.tensor import QuantizedTensor
+
+if TYPE_CHECKING:
+    from qtool.formats.onnx import OnnxSource
+
+
+class Writer(Protocol):
+    """Takes quantized tensors one by one."""
+
+    def add(self, name: str, tensor: QuantizedTensor) -> object: ...
+
+
+def quantize_file(
+    src: str | Path,
+    dst: str | Path | None = None,
+    *,
+    dtype: DTypeLike,
+    axis: int | None = None,
+    block_size: int | None = None,
+    symmetric: bool | None = None,
+    method: str | None = None,
+    scale: GivenValue | None = None,
+    zero_point: GivenValue | None = None,
+    scale_dtype: DTypeLike | None = None,
+    precision: DTypeLike | None = None,
+    saturate: bool = True,
+    nonfinite: str = "error",
+    semantics: str = "onnx",
+    narrow_range: bool = False,
+    negative_scale: bool = False,
+    source_dtype: DTypeLike | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    to: str | None = None,
+    external_data: bool = False,
+    requantize: bool = False,
+    allow_empty: bool = False,
+    report: str | Path | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Quantize a .npy, .npz, .safetensors or ONNX file; the arguments are the command line's.
+
+    src, dst: file names, "-" for standard input and output. dst None: STEM.DTYPE.CONTAINER beside
+        src. report: where its JSON goes; None: STEM.report.json beside a named dst.
+    dtype ... negative_scale: see QuantSpec. axis, block_size: see Recipe. scale, zero_point: see
+        Given.
+    Returns the Report. Raises QtoolError; dst is then as it was.
+    """
+    _check_usage(scale, zero_point, method, symmetric, block_size)
+    spec = QuantSpec(
+        dtype, PerTensor(), symmetric=symmetric, method=method, scale_dtype=scale_dtype,
+        precision=precision, saturate=saturate, narrow_range=narrow_range, semantics=semantics,
+        nonfinite=nonfinite, negative_scale=negative_scale,
+    )  # fmt: skip
+    recipe = Recipe(spec, axis, block_size, tuple(include), tuple(exclude))
+    given = None if scale is None else Given(scale, zero_point)
+    return run("quantize", src, dst, recipe, given, tag=spec.dtype.name,
+               source_dtype=source_dtype, to=to, external_data=external_data,
+               requantize=requantize, allow_empty=allow_empty, report_to=report, force=force,
+               progress=progress)
+
+
+def run(
+    command: str,
+    src: str | Path,
+    dst: str | Path | None,
+    recipe: Recipe,
+    given: Given | None,
+    *,
+    tag: str,
+    source_dtype: DTypeLike | None,
+    to: str | None,
+    external_data: bool,
+    requantize: bool,
+    allow_empty: bool,
+    report_to: str | Path | None,
+    force: bool,
+    progress: Progress | None,
+) -> Report:
+    """Quantize src into dst by recipe; see quantize_file. tag: part of the default name."""
+    started = time.perf_counter()
+    with streams.opened(src, source_dtype) as source:
+        bare = source.container == "npy"
+        native_default = "onnx" if source.container == "onnx" else "safetensors"
+        name, container = streams.target(src, dst, to, native_default, tag)
+        if external_data and container != "onnx":
+            raise UsageError("--external-data", f"{container} has none", "it is for ONNX models")
+        streams.check_target(src, name, force=force)
+        report_path = streams.report_path(report_to, name)
+        streams.check_report(report_path, [src, name], force=force)
+        readable = _readable(source, requantize=requantize)
+        plan = make_plan(_marked(readable), replace(recipe, bare=bare),
+                         None if given is None else given.header)
+        _check_something(plan, source, allow_empty=allow_empty)
+        job = _Job(readable, plan, given, progress)
+        with streams.placed(name, f"{source.path.stem}.{container}") as path:
+            job.write(path, container, external_data=external_data)
+            written = _written(path, name, container)
+        result = report.build(
+            command,
+            {"name": str(src), "container": source.container, "bytes": source.nbytes,
+             "tensors": len(plan)},
+            written,
+            _settings(recipe, given, requantize=requantize),
+            job.records,
+            [(p.info.name, p.reason) for p in plan if p.reason is not None],
+            _warnings(recipe, plan, container, readable),
+            time.perf_counter() - started,
+        )
+    streams.write_report(result, report_path)
+    return result
+
+
+class _Job:
+    """Quantizes what the plan says and writes the file."""
+
+    def __init__(
+        self,
+        source: Source,
+        plan: Sequence[Planned],
+        given: Given | None,
+        progress: Progress | None,
+    ) -> None:
+        self._source = source
+        self._plan = plan
+        self._given = given
+        self._progress = progress or Silent()
+        self.records: list[tuple[dict[str, Any], Stats]] = []
+
+    def write(self, path: Path, container: str, *, external_data: bool) -> None:
+        """Write the output to path, whole or not at all."""
+        if container == "onnx":
+            self._write_onnx(path, external_data=external_data)
+            return
+        stored = [entry for planned in self._plan for entry in planned.entries]
+        tensors = {
+            p.info.name: native.Stored(p.spec.dtype, p.info.shape, p.spec.granularity,
+                                       p.scale_dtype, p.info.dtype)
+            for p in self._plan
+            if p.spec is not None and p.scale_dtype is not None
+        }
+        with files.replacing(path) as temporary, native.Writer(
+            container, temporary, stored, tensors, self._source
+        ) as writer:
+            self._quantize_into(writer)
+            writer.copy_rest()
+
+    def _write_onnx(self, path: Path, *, external_data: bool) -> None:
+        from qtool.layouts.onnx_qdq import OnnxQdq
+
+        quantized = [p for p in self._plan if p.spec is not None]
+        writer = OnnxQdq(
+            cast("OnnxSource", self._source),
+            {p.info.name: p.spec for p in quantized if p.spec is not None},
+            {p.info.name: p.scale_dtype for p in quantized if p.scale_dtype is not None},
+        )
+        self._quantize_into(writer)
+        writer.write(path, external_data=external_data)
+
+    def _quantize_into(self, writer: Writer) -> None:
+        quantized = [(p, p.spec) for p in self._plan if p.spec is not None]
+        self._progress.begin(len(quantized), sum(p.info.nbytes for p, _ in quantized))
+        for planned, spec in quantized:
+            name = planned.info.name
+            scale, zero_point = (self._given and self._given.of(name)) or (None, None)
+            tensor = engine.quantize(self._source.read(name), spec, scale=scale,
+                                     zero_point=zero_point, name=name)
+            writer.add(name, tensor)
+            record = report.tensor_record(planned.info, tensor, planned.bytes_after)
+            self.records.append((record, tensor.stats))
+            self._progress.advance(name, planned.info.nbytes)
+
+
+def _check_usage(
+    scale: GivenValue | None,
+    zero_point: GivenValue | None,
+    method: str | None,
+    symmetric: bool | None,
+    block_size: int | None,
+) -> None:
+    """Refuse arguments that contradict each other."""
+    if zero_point is not None and scale is None:
+        raise UsageError("--zero-point", "given without --scale", "give both")
+    if scale is not None and (method is not None or symmetric is not None):
+        raise UsageError("--scale", "replaces --method and --symmetric", "leave one of them out")
+    if block_size is not None and block_size < 1:
+        raise UsageError("--block-size", f"{block_size} is not positive", "use for example 32")
+
+
+def _readable(source: Source, *, requantize: bool) -> Source:
+    """The source, dequantized where qtool quantized it and requantize allows that.
+
+    Raises FormatError where the source is quantized already and requantize is False.
+    """
+    if native.read_metadata(source):
+        found = "qtool"
+    elif source.container == "onnx":
+        uses = cast("OnnxSource", source).quantized()
+        found = f"{uses[0].operator} of {uses[0].tensor}" if uses else ""
+    else:
+        found = next(iter(foreign.recognise(source.infos()).values()), "")
+    if found and not requantize:
+        raise FormatError(str(source.path), f"is quantized already ({found})",
+                          "dequantize it first, or use --requantize")
+    return DequantizedSource(source, DTYPES["float32"]) if found == "qtool" else source
+
+
+def _marked(source: Source) -> list[TensorInfo]:
+    """The tensors, with an obstacle on those that other tools' quantization needs as they are."""
+    infos = list(source.infos())
+    parts = foreign.recognise(infos)
+    return [
+        replace(info, obstacle=f"quantized already ({parts[info.name]})")
+        if info.name in parts and info.obstacle is None
+        else info
+        for info in infos
+    ]
+
+
+def _check_something(plan: Sequence[Planned], source: Source, *, allow_empty: bool) -> None:
+    """Refuse a file with tensors none of which is quantized."""
+    if allow_empty or not plan or any(p.spec is not None for p in plan):
+        return
+    reasons = Counter(p.reason for p in plan).most_common()
+    text = ", ".join(f"{count} {reason}" for reason, count in reasons)
+    raise FormatError(str(source.path), f"nothing to quantize: {text}",
+                      "use --allow-empty to copy it as it is")
+
+
+def _written(path: Path, name: str, container: str) -> dict[str, Any]:
+    """The report's "output"."""
+    nbytes = path.stat().st_size
+    external = None
+    if container == "onnx":
+        from qtool.formats.onnx import OnnxSource
+
+        model = OnnxSource(path)
+        nbytes = model.nbytes
+        external = next((file.name for file in sorted(model.external_files)), None)
+    return {"name": name, "container": container, "bytes": nbytes, "external_data": external}
+
+
+def _settings(recipe: Recipe, given: Given | None, *, requantize: bool) -> dict[str, Any]:
+    """The choices that decide the output, for the report."""
+    choices = {f.name: getattr(recipe.spec, f.name) for f in fields(recipe.spec)}
+    del choices["granularity"]
+    if given is not None:
+        choices |= {"method": "given", "symmetric": None}
+    named = {k: v.name if isinstance(v, DType) else v for k, v in choices.items()}
+    return named | {
+        "axis": recipe.axis,
+        "block_size": recipe.block_size,
+        "include": list(recipe.include),
+        "exclude": list(recipe.exclude),
+        "requantize": requantize,
+    }
+
+
+def _warnings(
+    recipe: Recipe, plan: Sequence[Planned], container: str, source: Source
+) -> list[str]:
+    """What the user should know although the command succeeded."""
+    names = [p.info.name for p in plan]
+    found = [f"pattern {pattern!r} matches no tensor"
+             for pattern in unmatched([*recipe.include, *recipe.exclude], names)]
+    if container == "npy":
+        found.append("a .npy file holds the codes alone, without scale and zero point")
+    lost = sorted(set(source.metadata) - {native.KEY}) if container in ("npy", "npz") else []
+    if lost:
+        found.append(f".{container} has no place for the metadata {', '.join(lost)}")
+    rounded = sum(p.spec is not None and p.info.dtype.name == "float64" for p in plan)
+    if rounded:
+        found.append(f"{rounded} float64 tensors were rounded to float32 before quantizing")
+    return found

@@ -1,0 +1,109 @@
+"""Where a command reads from and writes to: file names, standard input and output."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from qtool import formats
+from qtool.dtypes import DTypeLike, resolve
+from qtool.errors import OutputError, UsageError
+from qtool.formats import files
+from qtool.report import Report, is_report, to_json
+
+STANDARD = "-"
+NATIVE = ("safetensors", "npz", "npy")
+
+
+@contextmanager
+def opened(src: str | Path, source_dtype: DTypeLike | None = None) -> Iterator[formats.Source]:
+    """The source of a command; "-" is standard input, kept in a temporary file meanwhile."""
+    dtype = None if source_dtype is None else resolve(source_dtype, "source_dtype")
+    if str(src) != STANDARD:
+        source = formats.open(Path(src), source_dtype=dtype)
+        try:
+            yield source
+        finally:
+            source.close()
+        return
+    with files.spooled(sys.stdin.buffer) as path, opened(path, dtype) as source:
+        yield source
+
+
+def target(
+    src: str | Path, dst: str | Path | None, to: str | None, container: str, tag: str
+) -> tuple[str, str]:
+    """Name and container of the output.
+
+    Without dst: STEM.tag.CONTAINER beside src, or standard output for standard input. `to`, or
+    else the suffix of dst, names the container; else it is `container`.
+    Raises UsageError where they contradict each other.
+    """
+    allowed = ("onnx",) if container == "onnx" else NATIVE
+    if to is not None and to not in allowed:
+        raise UsageError("--to", f"{to} cannot be written from {container}",
+                         f"use {', '.join(allowed)}")
+    if dst is None and str(src) != STANDARD:
+        wanted = to or container
+        return str(Path(src).with_suffix(f".{tag}.{wanted}")), wanted
+    if dst is None or str(dst) == STANDARD:
+        return STANDARD, to or container
+    suffix = Path(dst).suffix[1:].lower()
+    if suffix not in allowed and (to is None or suffix in formats.CONTAINERS):
+        raise UsageError(str(dst), f"{container} cannot be written as {suffix or 'no suffix'}",
+                         "end its name in " + " or ".join(f".{name}" for name in allowed))
+    if to is not None and suffix in allowed and suffix != to:
+        raise UsageError(str(dst), f"its suffix contradicts --to {to}", "leave one of them out")
+    return str(dst), to or suffix
+
+
+def check_target(src: str | Path, dst: str, *, force: bool) -> None:
+    """Refuse a target that must not be written; see formats.files.check_target."""
+    if dst != STANDARD:
+        files.check_target(Path(dst), Path(src), force=force)
+    elif sys.stdout.isatty():
+        raise UsageError("-o -", "standard output is a terminal", "redirect it, or name a file")
+
+
+@contextmanager
+def placed(dst: str, name: str) -> Iterator[Path]:
+    """A path to write to; for standard output a temporary file that is copied there after."""
+    if dst != STANDARD:
+        yield Path(dst)
+        return
+    with tempfile.TemporaryDirectory(prefix="qtool-") as folder:
+        path = Path(folder, name)
+        yield path
+        files.copy_to(path, sys.stdout.buffer)
+
+
+def report_path(report: str | Path | None, dst: str) -> Path | None:
+    """Where the report goes: as asked, or beside a named dst as STEM.report.json."""
+    if report is not None:
+        return Path(report)
+    return None if dst == STANDARD else Path(dst).with_suffix(".report.json")
+
+
+def check_report(path: Path | None, others: list[str | Path], *, force: bool) -> None:
+    """Refuse a report that would replace a source, a target, or a file that is no report."""
+    if path is None:
+        return
+    for other in others:
+        if path == Path(other) or (path.exists() and Path(other).exists()
+                                   and path.samefile(other)):
+            raise OutputError(f"report {path}", f"is also {other}", "choose another name")
+    may_replace = force or not path.is_file() or is_report(path)
+    if not may_replace:
+        raise OutputError(f"report {path}", "exists and is no qtool report",
+                          "choose another name or --force")
+    files.check_target(path, Path(others[0]), force=True)
+
+
+def write_report(report: Report, path: Path | None) -> None:
+    """The report as JSON, whole or not at all."""
+    if path is not None:
+        with files.replacing(path) as temporary:
+            temporary.write_text(to_json(report), encoding="utf-8")

@@ -1,0 +1,1 @@
+"""How a quantized weight is spelled for a reader."""

@@ -1,0 +1,209 @@
+"""qtool's own layout in .safetensors and .npz: NAME, NAME.scale, NAME.zero_point and metadata.
+
+NAME holds the codes: in a type of the container, or, below 8 bits and for float4 and float6,
+packed as ONNX packs them in a uint8 vector; so does NAME.zero_point, where there is one. The
+metadata key "qtool" holds JSON:
+
+    {"version": 1, "tensors": {NAME: {"dtype", "shape", "granularity", "axis", "block_size",
+     "scale_dtype", "source_dtype"}}, "stored": {NAME: dtype of an array NumPy has no name for}}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.dtypes import DTYPES, DType, resolve, resolve_target
+from qtool.errors import FormatError
+from qtool.formats import Entry, Source, sink
+from qtool.packing import pack
+from qtool.spec import (
+    SCALE_DTYPES,
+    Blocked,
+    Granularity,
+    PerAxis,
+    PerTensor,
+    QuantSpec,
+    Shape,
+)
+from qtool.tensor import QuantizedTensor
+
+VERSION = 1
+KEY = "qtool"
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the metadata says of one quantized tensor."""
+
+    dtype: DType
+    shape: Shape
+    granularity: Granularity
+    scale_dtype: DType
+    source_dtype: DType
+
+    def to_json(self) -> dict[str, Any]:
+        """The tensor's entry in the metadata."""
+        return {
+            "dtype": self.dtype.name,
+            "shape": list(self.shape),
+            "granularity": self.granularity.name,
+            "axis": self.granularity.attributes.get("axis"),
+            "block_size": self.granularity.attributes.get("block_size"),
+            "scale_dtype": self.scale_dtype.name,
+            "source_dtype": self.source_dtype.name,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Stored:
+        """Raises KeyError, TypeError, ValueError for anything that to_json() cannot give."""
+        shape = tuple(fields["shape"])
+        if not all(type(n) is int and n >= 0 for n in shape):
+            raise ValueError("shape")
+        scale_dtype = resolve(fields["scale_dtype"])
+        if scale_dtype not in SCALE_DTYPES:
+            raise ValueError("scale_dtype")
+        return cls(
+            resolve_target(fields["dtype"]),
+            shape,
+            _granularity(fields).resolve(shape),
+            scale_dtype,
+            resolve(fields["source_dtype"]),
+        )
+
+
+def part_names(name: str) -> tuple[str, str, str]:
+    """Names of the codes, the scale and the zero point of a tensor."""
+    return name, f"{name}.scale", f"{name}.zero_point"
+
+
+def entries(
+    name: str, shape: Shape, spec: QuantSpec, scale_dtype: DType, *, zero_point: bool
+) -> list[Entry]:
+    """What a quantized tensor of this shape is stored as."""
+    codes_name, scale_name, zero_name = part_names(name)
+    scale_shape = spec.granularity.scale_shape(shape)
+    parts = [codes_entry(codes_name, spec.dtype, shape), Entry(scale_name, scale_dtype, scale_shape)]
+    if zero_point:
+        parts.append(codes_entry(zero_name, spec.dtype, scale_shape))
+    return parts
+
+
+def encode(name: str, tensor: QuantizedTensor) -> Iterator[tuple[str, Array]]:
+    """The entries' names and arrays."""
+    codes_name, scale_name, zero_name = part_names(name)
+    yield codes_name, _stored_codes(tensor.y, tensor.spec.dtype)
+    yield scale_name, tensor.scale
+    if tensor.zero_point is not None:
+        yield zero_name, _stored_codes(tensor.zero_point, tensor.spec.dtype)
+
+
+def metadata(tensors: Mapping[str, Stored], written: Iterable[Entry]) -> str:
+    """The value of the metadata key."""
+    unnamed = {e.name: e.dtype.name for e in written if e.dtype.numpy.kind == "V"}
+    described = {name: stored.to_json() for name, stored in tensors.items()}
+    return json.dumps({"version": VERSION, "tensors": described, "stored": unnamed},
+                      separators=(",", ":"), ensure_ascii=False)
+
+
+def read_metadata(source: Source) -> dict[str, Stored]:
+    """The quantized tensors of a file by name; empty for a file that qtool did not quantize.
+
+    Raises FormatError for metadata that is damaged or of another version.
+    """
+    text = source.metadata.get(KEY)
+    if text is None:
+        return {}
+    thing = f"{source.path}: metadata {KEY!r}"
+    try:
+        described = json.loads(text)
+        version, tensors = described["version"], described["tensors"]
+        if version != VERSION:
+            raise FormatError(thing, f"version {version!r} of the layout",
+                              f"this qtool reads version {VERSION}")
+        return {name: Stored.from_json(fields) for name, fields in tensors.items()}
+    except FormatError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise FormatError(thing, f"cannot be read ({error!r})", "the file is damaged") from error
+
+
+class Writer:
+    """A file in the native layout being written: quantized tensors one by one, then the rest.
+
+    container: "safetensors", "npz", or "npy", which holds the codes of one tensor alone.
+    stored: the entries of every tensor of the source; tensors: those that are quantized.
+    """
+
+    def __init__(
+        self,
+        container: str,
+        path: Path,
+        stored: Sequence[Entry],
+        tensors: Mapping[str, Stored],
+        source: Source,
+    ) -> None:
+        self._source = source
+        self._quantized = {part for name in tensors for part in part_names(name)}
+        self._codes_only = container == "npy"
+        if self._codes_only:
+            stored = [Entry(name, t.dtype, t.shape) for name, t in tensors.items()]
+        self._entries = stored
+        described = {KEY: metadata(tensors, stored)} if tensors else {}
+        carried = {k: v for k, v in source.metadata.items() if k != KEY}
+        self._sink = sink(container, path, stored, carried | described)
+
+    def __enter__(self) -> Self:
+        self._sink.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._sink.__exit__(kind, error, trace)
+
+    def add(self, name: str, tensor: QuantizedTensor) -> None:
+        """Write the codes, scale and zero point of a tensor."""
+        parts = [(name, tensor.y)] if self._codes_only else encode(name, tensor)
+        for part, array in parts:
+            self._sink.write(part, array)
+
+    def copy_rest(self) -> None:
+        """Write the tensors that are not quantized, byte for byte."""
+        for entry in self._entries:
+            if entry.name not in self._quantized:
+                self._sink.write(entry.name, self._source.chunks(entry.name))
+
+
+def _granularity(fields: Mapping[str, Any]) -> Granularity:
+    name, axis, block_size = (fields[key] for key in ("granularity", "axis", "block_size"))
+    if name == PerTensor.name:
+        return PerTensor()
+    if name == PerAxis.name:
+        return PerAxis(axis)
+    if name == Blocked.name:
+        return Blocked(axis, block_size)
+    raise ValueError(name)
+
+
+def codes_entry(name: str, dtype: DType, shape: Shape) -> Entry:
+    if dtype.bits >= 8:
+        return Entry(name, dtype, shape)
+    count = int(np.prod(shape, dtype=object))
+    return Entry(name, DTYPES["uint8"], (dtype.nbytes(count),))
+
+
+def _stored_codes(codes: Array, dtype: DType) -> Array:
+    return pack(codes, dtype) if dtype.bits < 8 else codes

@@ -1,0 +1,125 @@
+"""The Report: plain data with the figures of one run, and its strict JSON.
+
+report.schema.json, beside this file, is its JSON Schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from qtool import __version__
+from qtool.spec import TensorInfo
+from qtool.stats import Stats, unravel
+from qtool.tensor import QuantizedTensor
+
+VERSION = 1
+LIBRARIES = ("numpy", "ml_dtypes", "onnx")
+
+Report = dict[str, Any]
+
+
+def tensor_record(
+    info: TensorInfo, tensor: QuantizedTensor, bytes_after: int
+) -> dict[str, Any]:
+    """One entry of "tensors"."""
+    spec = tensor.spec
+    scale = tensor.scale.astype("float64")
+    return {
+        "name": info.name,
+        "shape": list(info.shape),
+        "source_dtype": info.dtype.name,
+        "rounded_to": "float32" if info.dtype.name == "float64" else None,
+        "dtype": spec.dtype.name,
+        "granularity": spec.granularity.name,
+        "axis": spec.granularity.attributes.get("axis"),
+        "block_size": spec.granularity.attributes.get("block_size"),
+        "precision": tensor.precision.name,
+        "scale_dtype": tensor.scale_dtype.name,
+        "num_scales": scale.size,
+        "scale_min": float(scale.min()) if scale.size else None,
+        "scale_max": float(scale.max()) if scale.size else None,
+        "zero_point": tensor.zero_point is not None,
+        **tensor.stats.figures(),
+        "max_abs_error_index": unravel(tensor.stats.max_abs_error_at, info.shape),
+        **_sizes(info.size, info.nbytes, bytes_after),
+    }
+
+
+def build(
+    command: str,
+    source: Mapping[str, Any],
+    output: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    tensors: Sequence[tuple[dict[str, Any], Stats]],
+    skipped: Sequence[tuple[str, str]],
+    warnings: Sequence[str],
+    seconds: float,
+) -> Report:
+    """The Report of one run. tensors: records with their Stats, in source order; skipped: names
+    and reasons."""
+    total = Stats()
+    largest = None
+    for record, stats in tensors:
+        before = total.max_abs_error
+        total.merge(stats)
+        largest = record["name"] if total.max_abs_error != before else largest
+    records = [record for record, _ in tensors]
+    before, after = (sum(r[key] for r in records) for key in ("bytes_before", "bytes_after"))
+    return {
+        "report_version": VERSION,
+        "tool": {"name": "qtool", "version": __version__, "libraries": _versions()},
+        "command": command,
+        "source": dict(source),
+        "output": dict(output),
+        "settings": dict(settings),
+        "tensors": records,
+        "skipped": [{"name": name, "reason": reason} for name, reason in skipped],
+        "totals": {
+            "tensors": len(records),
+            "skipped": len(skipped),
+            **total.figures(),
+            "max_abs_error_tensor": largest,
+            **_sizes(total.elements, before, after),
+            "file_bytes_before": source["bytes"],
+            "file_bytes_after": output["bytes"],
+        },
+        "warnings": list(warnings),
+        "seconds": round(seconds, 6),
+    }
+
+
+def to_json(report: Mapping[str, Any]) -> str:
+    """The report as strict JSON: no NaN and no Infinity."""
+    return json.dumps(report, indent=2, allow_nan=False) + "\n"
+
+
+def is_report(path: Path) -> bool:
+    """Whether a file holds a report of qtool's, which another one may replace."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return data["tool"]["name"] == "qtool" and "report_version" in data
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def _sizes(elements: int, before: int, after: int) -> dict[str, Any]:
+    return {
+        "bytes_before": before,
+        "bytes_after": after,
+        "bits_per_weight_before": 8 * before / elements if elements else None,
+        "bits_per_weight": 8 * after / elements if elements else None,
+    }
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
