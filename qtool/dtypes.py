@@ -78,7 +78,7 @@ class DType:
 
 # fmt: off
 _ROWS: tuple[tuple[Any, ...], ...] = (
-    # name            code  element type               bits kind      opset scale safetensors  oneDNN
+    # name            code  element type               bits kind      opset scale safetensors oneDNN
     ("int2",            26, ml_dtypes.int2,              2, "int",       25, None, None, None),
     ("uint2",           25, ml_dtypes.uint2,             2, "uint",      25, None, None, None),
     ("int4",            22, ml_dtypes.int4,              4, "int",       21, None, None, None),

@@ -26,7 +26,6 @@ _SPARKS = " ▁▂▃▄▅▆▇█"
 _PLAIN_SPARKS = " .:-=+*#@"
 _WIDE = 110  # columns of a terminal from which on `inspect --stats` shows shapes too
 _PIPE_WIDTH = 10_000
-_MAP = str.maketrans({code: "?" for code in (*range(32), *range(127, 160))})
 
 
 def _console(*, err: bool) -> Console:
@@ -110,13 +109,13 @@ def _tensor_table(
 def _figures(row: dict[str, Any]) -> list[str]:
     sqnr = "exact" if row["mse"] == 0 else number(row["sqnr_db"], ".2f", " dB")
     clipped = number(row["clipped_fraction"], ".3%") if row["clipped"] else "0"
-    return [sqnr, number(row["max_abs_error"], ".3g"), clipped, number(row["bits_per_weight"], ".2f")]
+    bits = number(row["bits_per_weight"], ".2f")
+    return [sqnr, number(row["max_abs_error"], ".3g"), clipped, bits]
 
 
 def _kind(row: dict[str, Any]) -> str:
-    where = {"per_tensor": "", "per_axis": f" axis {row['axis']}",
-             "blocked": f" /{row['block_size']}"}[row["granularity"]]
-    return row["dtype"] + where
+    where = {"per_axis": f" axis {row['axis']}", "blocked": f" /{row['block_size']}"}
+    return f"{row['dtype'] or '?'}{where.get(row['granularity'], '')}"
 
 
 def _badness(row: dict[str, Any]) -> float:
@@ -129,7 +128,7 @@ def dequantized(result: dict[str, Any]) -> None:
     output = result["output"]
     _line(_console(err=True),
           f"{safe(output['name'])}: {_many(len(result['tensors']), 'tensor')} dequantized to "
-          f"{result['dtype']}, {size(result['source']['bytes'])} -> {size(output['bytes'])}, "
+          f"{result['tensors'][0]['dtype']}, {size(result['source']['bytes'])} -> {size(output['bytes'])}, "
           f"{result['seconds']:.2f} s")
 
 
@@ -225,7 +224,7 @@ def number(value: float | None, spec: str, unit: str = "") -> str:
 
 def safe(text: str) -> str:
     """Text of a file without control characters, which a terminal would obey."""
-    return text.translate(_MAP)
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _name(name: str, width: int) -> Text:

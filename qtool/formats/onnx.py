@@ -23,7 +23,7 @@ from qtool.formats.onnx_graph import STANDARD, Consumers, is_quantized
 from qtool.spec import Shape, TensorInfo
 
 # protobuf refuses larger messages.
-_MAX_MODEL = 2**31 - 1
+MAX_MODEL = 2**31 - 1
 # Before this IR version every initializer had to be a graph input too, and was a constant.
 _OVERRIDABLE = 4
 
@@ -49,7 +49,8 @@ class OnnxSource:
 
     model: the parsed file, external data not loaded. folder: where external data may be.
     tensors: the stored tensors of the top-level graph by name: its initializers, then its Constant
-    nodes. external_files: every file of external data that the model names.
+    nodes. overridable: the graph's inputs, which callers may set, whatever initializers they have.
+    external_files: every file of external data that the model names, links resolved.
 
     Raises FormatError where the file is not a model, or a tensor of it breaks a rule.
     """
@@ -62,13 +63,15 @@ class OnnxSource:
         self.model = _parse(path)
         self.metadata: Mapping[str, str] = {e.key: e.value for e in self.model.metadata_props}
         self.tensors = self._stored()
+        self.overridable = {value.name for value in self.model.graph.input}
+        if self.model.ir_version < _OVERRIDABLE:
+            self.overridable -= self.tensors.keys()
         regions = [
             onnx_tensor.check(tensor, self.folder, self.thing(tensor.name))
             for tensor in onnx_graph.tensors(self.model)
         ]
         self.external_files = {region.path for region in regions if region is not None}
-        sizes = [file.stat().st_size for file in (path, *self.external_files)]
-        self.nbytes = sum(sizes)
+        self.nbytes = sum(file.stat().st_size for file in (path, *self.external_files))
 
     def infos(self) -> Sequence[TensorInfo]:
         """The stored tensors of the top-level graph, strings aside, in the order of the file.
@@ -96,12 +99,6 @@ class OnnxSource:
     def thing(self, name: str) -> str:
         """How messages name a tensor."""
         return f"{self.path}, tensor {name!r}"
-
-    def overridable(self) -> set[str]:
-        """The graph's inputs, which a caller may set, whatever initializer they have."""
-        if self.model.ir_version < _OVERRIDABLE:
-            return {v.name for v in self.model.graph.input} - set(self.tensors)
-        return {v.name for v in self.model.graph.input}
 
     def quantized(self) -> list[QuantizedUse]:
         """Every operator that works on codes, in nested graphs and functions too."""
@@ -135,7 +132,7 @@ class OnnxSource:
 
     def _obstacle(self, name: str, consumers: Consumers) -> str | None:
         """Why the tensor cannot become the output of a DequantizeLinear node."""
-        if name in self.overridable():
+        if name in self.overridable:
             return "is a graph input that callers may set, with this as its default"
         for training in self.model.training_info:
             bindings = (*training.update_binding, *training.initialization_binding)
@@ -163,10 +160,10 @@ class OnnxSource:
 def _parse(path: Path) -> onnx.ModelProto:
     try:
         size = path.stat().st_size
-        data = path.read_bytes() if 0 < size <= _MAX_MODEL else b""
+        data = path.read_bytes() if 0 < size <= MAX_MODEL else b""
     except OSError as error:
         raise FormatError(str(path), f"cannot be read: {error.strerror}") from error
-    if size > _MAX_MODEL:
+    if size > MAX_MODEL:
         raise FormatError(str(path), f"{size} bytes are more than a model file can have",
                           "keep its weights as external data")
     try:

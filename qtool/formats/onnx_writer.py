@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onnx
@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from qtool.errors import OutputError
 from qtool.formats import onnx_graph, onnx_tensor
 from qtool.formats.files import replacing
-from qtool.formats.onnx import OnnxSource
+from qtool.formats.onnx import MAX_MODEL, OnnxSource
 from qtool.formats.onnx_tensor import Payload
 
 # A model of more bytes gets a data file; protobuf itself ends at 2 GiB.
@@ -59,14 +59,20 @@ def write_model(
         if not placed or payload.nbytes < _SMALLEST:
             tensor.raw_data = b"".join(payload.chunks())
     old = _own_data_files(path)
-    new = _write_data(path, placed, source.external_files) if placed else None
-    try:
-        with replacing(path) as temporary:
-            temporary.write_bytes(model.SerializeToString(deterministic=True))
-    except BaseException:
-        if new is not None and new not in old:
-            new.unlink(missing_ok=True)
-        raise
+    new = _data_file(path, placed)
+    if new is None:
+        _write_message(path, model)
+    elif new.resolve() in source.external_files:
+        raise OutputError(str(new), "is the source's data", "choose another name")
+    else:
+        existed = new.exists()
+        try:
+            _write_data(new, placed)
+            _write_message(path, model)
+        except BaseException:
+            if not existed:
+                new.unlink(missing_ok=True)
+            raise
     for stale in old - {new}:
         if stale.resolve() not in source.external_files:
             stale.unlink(missing_ok=True)
@@ -99,23 +105,31 @@ def _clear(tensor: onnx.TensorProto) -> None:
         tensor.ClearField(field)
 
 
-def _write_data(path: Path, placed: Sequence[Values], keep: Set[Path]) -> Path:
-    """Write the data file of the model at path and make the tensors name it."""
+def _data_file(path: Path, placed: Sequence[Values]) -> Path | None:
+    """The data file of the model at path, named after what it will hold; None for nothing."""
+    if not placed:
+        return None
     digest = hashlib.sha256()
     for piece in _stream(placed):
         digest.update(piece)
-    target = path.with_name(f"{path.stem}.{digest.hexdigest()[:16]}.data")
-    if target.resolve() in keep:
-        raise OutputError(str(target), "is the source's data", "choose another name")
+    return path.with_name(f"{path.stem}.{digest.hexdigest()[:16]}.data")
+
+
+def _write_data(target: Path, placed: Sequence[Values]) -> None:
+    """Write the data file and make the tensors name it."""
     with replacing(target) as temporary, temporary.open("wb") as file:
         file.writelines(_stream(placed))
     for (tensor, payload), offset in zip(placed, _offsets(placed), strict=True):
         _clear(tensor)
         tensor.data_location = onnx.TensorProto.EXTERNAL
-        for key, value in (("location", target.name), ("offset", offset),
-                           ("length", payload.nbytes)):
+        place = {"location": target.name, "offset": offset, "length": payload.nbytes}
+        for key, value in place.items():
             tensor.external_data.add(key=key, value=str(value))
-    return target
+
+
+def _write_message(path: Path, model: onnx.ModelProto) -> None:
+    with replacing(path) as temporary:
+        temporary.write_bytes(model.SerializeToString(deterministic=True))
 
 
 def _offsets(placed: Sequence[Values]) -> list[int]:
@@ -138,6 +152,8 @@ def _stream(placed: Sequence[Values]) -> Iterator[bytes]:
 def _own_data_files(path: Path) -> set[Path]:
     """The data files that the model now at path names and that have the name of one of ours."""
     pattern = re.compile(re.escape(path.stem) + r"\.[0-9a-f]{16}\.data")
+    if not path.is_file() or path.stat().st_size > MAX_MODEL:
+        return set()
     try:
         model = onnx.ModelProto.FromString(path.read_bytes())
     except (OSError, DecodeError):

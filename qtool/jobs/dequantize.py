@@ -24,9 +24,12 @@ from qtool.spec import (
     Granularity,
     PerAxis,
     PerTensor,
-    TensorInfo,
+    Shape,
 )
 from qtool.tensor import dequantize
+
+# A dequantized tensor: its name, its shape and the type of its codes.
+Done = tuple[str, Shape, DType]
 
 if TYPE_CHECKING:
     from qtool.formats.onnx import OnnxSource
@@ -81,9 +84,11 @@ def dequantize_file(
             "command": "dequantize",
             "source": {"name": str(src), "container": container, "bytes": source.nbytes},
             "output": {"name": name, "container": container, "bytes": nbytes},
-            "dtype": output.name,
-            "tensors": [{"name": info.name, "shape": list(info.shape),
-                         "dtype": info.dtype.name} for info in done],
+            "tensors": [
+                {"name": name, "shape": list(shape), "source_dtype": codes.name,
+                 "dtype": output.name}
+                for name, shape, codes in done
+            ],
             "seconds": round(time.perf_counter() - started, 6),
         }
 
@@ -102,7 +107,7 @@ def _given_codes(
 
 def _write_codes(
     source: Source, parameters: tuple[Given, Granularity], output: DType, path: Path
-) -> list[TensorInfo]:
+) -> list[Done]:
     (info,) = source.infos()
     given, granularity = parameters
     if not (info.dtype.is_target or info.dtype.name == "int32"):
@@ -123,12 +128,10 @@ def _write_codes(
         "npy", temporary, [Entry(info.name, output, info.shape)], {}
     ) as writer:
         writer.write(info.name, values.astype(output.numpy))
-    return [info]
+    return [(info.name, info.shape, info.dtype)]
 
 
-def _write_native(
-    source: Source, output: DType, path: Path, progress: Progress
-) -> list[TensorInfo]:
+def _write_native(source: Source, output: DType, path: Path, progress: Progress) -> list[Done]:
     readable = DequantizedSource(source, output)
     if not readable.tensors:
         raise FormatError(str(source.path), "holds nothing that qtool quantized",
@@ -142,14 +145,15 @@ def _write_native(
         for info in infos:
             writer.write(info.name, readable.chunks(info.name))
             progress.advance(info.name, info.nbytes)
-    return [info for info in infos if info.name in readable.tensors]
+    return [(name, stored.shape, stored.dtype) for name, stored in readable.tensors.items()]
 
 
-def _write_onnx(
-    source: Source, output: DType, path: Path, *, external_data: bool
-) -> list[TensorInfo]:
-    from qtool.layouts import onnx_qdq
+def _write_onnx(source: Source, output: DType, path: Path, *, external_data: bool) -> list[Done]:
+    from qtool.layouts.onnx_dequantize import OnnxDequantized
 
-    model = onnx_qdq.dequantize(cast("OnnxSource", source), output)
+    model = OnnxDequantized(cast("OnnxSource", source), output)
+    if not model.folded:
+        raise FormatError(str(source.path), "has no DequantizeLinear node of stored tensors",
+                          "give a file that `qtool quantize` wrote")
     model.write(path, external_data=external_data)
-    return model.infos
+    return [(folded.name, folded.shape, folded.dtype) for folded in model.folded]

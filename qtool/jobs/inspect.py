@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -42,7 +42,10 @@ def inspect_file(
         described = native.read_metadata(source)
         readable = DequantizedSource(source, DTYPES["float32"]) if described else source
         infos = {info.name: info for info in source.infos()}
+        uses = _uses(source)
         rows = [_row(info, infos, described) for info in readable.infos()]
+        for row in rows:
+            row["quantization"] = row["quantization"] or uses.get(row["name"])
         if stats:
             _add_stats(readable, rows, progress or Silent())
         result = {
@@ -51,7 +54,7 @@ def inspect_file(
             "container": source.container,
             "bytes": source.nbytes,
             "metadata": {k: v for k, v in source.metadata.items() if k != native.KEY},
-            "quantized_by": _tools(source, described),
+            "quantized_by": _tools(source, described, uses),
             "tensors": rows,
             "totals": {
                 "tensors": len(rows),
@@ -59,7 +62,7 @@ def inspect_file(
                 "bytes": sum(row["bytes"] for row in rows),
             },
         }
-        return result | (_model(source) if source.container == "onnx" else {})
+        return result | (_model(source, uses) if source.container == "onnx" else {})
 
 
 def _row(
@@ -77,28 +80,38 @@ def _row(
     return row
 
 
-def _tools(source: Source, described: dict[str, native.Stored]) -> list[str]:
+def _uses(source: Source) -> dict[str, dict[str, Any]]:
+    """The operators of an ONNX model that work on codes, by the tensor they read first."""
+    if source.container != "onnx":
+        return {}
+    rows = {}
+    for use in cast("OnnxSource", source).quantized():
+        row = {field.name: getattr(use, field.name) for field in fields(use)}
+        name = row.pop("tensor")
+        rows[name] = {k: v.name if isinstance(v, DType) else v for k, v in row.items()}
+    return rows
+
+
+def _tools(
+    source: Source, described: dict[str, native.Stored], uses: dict[str, dict[str, Any]]
+) -> list[str]:
     """The tools or operators that the file is quantized with."""
     if described:
         return ["qtool"]
-    if source.container == "onnx":
-        return sorted({use.operator for use in cast("OnnxSource", source).quantized()})
+    if uses:
+        return sorted({use["operator"] for use in uses.values()})
     return sorted(set(foreign.recognise(source.infos()).values()))
 
 
-def _model(source: Source) -> dict[str, Any]:
+def _model(source: Source, uses: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What is special to ONNX: versions, and the operators that work on codes."""
-    onnx_source = cast("OnnxSource", source)
-    model = onnx_source.model
-    uses = [asdict(use) for use in onnx_source.quantized()]
+    model = cast("OnnxSource", source).model
     return {
         "ir_version": model.ir_version,
         "opset_import": {entry.domain or "ai.onnx": entry.version for entry in model.opset_import},
         "producer": f"{model.producer_name} {model.producer_version}".strip(),
         "nodes": len(model.graph.node),
-        "quantized_operators": [
-            {k: v.name if isinstance(v, DType) else v for k, v in use.items()} for use in uses
-        ],
+        "quantized_operators": [{"tensor": name} | use for name, use in uses.items()],
     }
 
 

@@ -65,7 +65,7 @@ class OnnxDequantized:
         self._outputs = {value.name for value in self._model.graph.output}
         self._values: list[Values] = []
         self.folded: list[Folded] = []
-        stored = source.tensors.keys() - source.overridable()
+        stored = source.tensors.keys() - source.overridable
         nodes = [
             node for node in self._model.graph.node
             if node.op_type == "DequantizeLinear" and node.domain in STANDARD
