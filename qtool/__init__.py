@@ -6,21 +6,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qtool.engine import quantize
-    from qtool.errors import QtoolError
-    from qtool.formats import open
-    from qtool.jobs.dequantize import dequantize_file
-    from qtool.jobs.dynamic import dynamic_file
-    from qtool.jobs.inspect import inspect_file
-    from qtool.jobs.quantize import quantize_file
-    from qtool.ops import (
-        dequantize_linear,
-        dynamic_quantize_linear,
-        onednn_quantize,
-        quantize_linear,
-    )
-    from qtool.spec import Blocked, PerAxis, PerTensor, QuantSpec
-    from qtool.tensor import QuantizedTensor
+    from qtool.engine import quantize as quantize
+    from qtool.errors import QtoolError as QtoolError
+    from qtool.formats import open as open
+    from qtool.jobs.dequantize import dequantize_file as dequantize_file
+    from qtool.jobs.dynamic import dynamic_file as dynamic_file
+    from qtool.jobs.inspect import inspect_file as inspect_file
+    from qtool.jobs.quantize import quantize_file as quantize_file
+    from qtool.ops import dequantize_linear as dequantize_linear
+    from qtool.ops import dynamic_quantize_linear as dynamic_quantize_linear
+    from qtool.ops import onednn_quantize as onednn_quantize
+    from qtool.ops import quantize_linear as quantize_linear
+    from qtool.spec import Blocked as Blocked
+    from qtool.spec import PerAxis as PerAxis
+    from qtool.spec import PerTensor as PerTensor
+    from qtool.spec import QuantSpec as QuantSpec
+    from qtool.tensor import QuantizedTensor as QuantizedTensor
 
 __version__ = "0.1.0"
 
@@ -43,7 +44,6 @@ _HOMES = {
     "quantize_file": "qtool.jobs.quantize",
     "quantize_linear": "qtool.ops",
 }
-__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

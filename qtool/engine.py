@@ -44,7 +44,8 @@ def quantize(
     name: what messages call the tensor.
 
     The codes are computed from the scale as it is stored; a chosen scale divides in float32 unless
-    spec.precision says otherwise, a given one in the standard's default precision.
+    spec.precision says otherwise, a given one in the standard's default precision; oneDNN's
+    semantics always divide in float32.
     Raises SpecError for arguments that do not fit, TensorError for NaN and Inf in x unless
     spec.nonfinite is "allow".
     """
@@ -56,24 +57,24 @@ def quantize(
     single = x if source.is_integer else ops.cast(x, ops.FLOAT32)
     if spec.nonfinite == "error" or spec.semantics == "dynamic":
         _check_finite(x, single, name)
-    if scale is None:
-        if zero_point is not None:
-            raise SpecError("zero_point", "given without a scale", "give both")
-        storage = spec.storage_dtype(source)
-        chosen, zero = scales.choose(ops.cast(single, ops.FLOAT32), spec, storage)
-        precision = spec.precision or ops.FLOAT32
+    if scale is not None:
+        stored = _given_scale(np.asarray(scale), spec, x.shape, source, name)
+        zero = _given_zero_point(zero_point, spec, stored.shape, name)
+        precision = _precision(spec, resolve(stored.dtype))
+    elif zero_point is not None:
+        raise SpecError(f"zero_point of {name}", "given without a scale", "give both")
     else:
-        chosen = _given_scale(np.asarray(scale), spec, x.shape, source)
-        zero = None
-        if zero_point is not None:
-            zero = given_codes(zero_point, spec.dtype, chosen.shape)
-        precision = spec.precision or default_precision(resolve(chosen.dtype))
-    return _quantize_boxes(x, single, chosen, zero, spec, precision)
+        stored, zero = _chosen(single, spec, source, name)
+        precision = _precision(spec, ops.FLOAT32)
+    ops.check_scale(ops.cast(operator_scale(stored), precision), f"scale of {name}")
+    return _quantize_boxes(x, single, stored, zero, spec, precision)
 
 
-def default_precision(scale: DType) -> DType:
-    """QuantizeLinear's precision type where none is asked for: the scale's, if it can divide."""
-    return scale if scale in PRECISIONS else ops.FLOAT32
+def _precision(spec: QuantSpec, default: DType) -> DType:
+    """The type of the division: as asked for, or else the default where it can divide."""
+    if spec.semantics == "onednn" or default not in PRECISIONS:
+        default = ops.FLOAT32
+    return spec.precision or default
 
 
 def _quantize_boxes(
@@ -109,7 +110,7 @@ class _Groups:
         block = granularity.block_size if isinstance(granularity, Blocked) else 1
         self._shape = (outer, -1, inner) if blocked else (1, -1, 1)
         self._blocked = blocked
-        self._index = np.arange(size) // block
+        self._index = np.arange(size) // block  # of the group, along the axis
 
     def of(self, values: Array, box: tuple[slice, slice, slice]) -> Array:
         """values of the granularity's scale shape, broadcastable to the box."""
@@ -166,25 +167,52 @@ def _check_finite(x: Array, single: Array, name: str) -> None:
                       "mend the weights, or use --nonfinite allow to saturate")
 
 
-def _given_scale(scale: Array, spec: QuantSpec, shape: Shape, source: DType) -> Array:
+def _chosen(
+    single: Array, spec: QuantSpec, source: DType, name: str
+) -> tuple[Array, Array | None]:
+    """The scale and zero point that the spec's method chooses."""
+    try:
+        return scales.choose(ops.cast(single, ops.FLOAT32), spec, spec.storage_dtype(source))
+    except TensorError as error:  # from an operator, which knows no names
+        raise TensorError(f"tensor {name}", error.rule, error.remedy) from None
+
+
+def _given_scale(
+    scale: Array, spec: QuantSpec, shape: Shape, source: DType, name: str
+) -> Array:
     """A given scale in its storage type and the granularity's scale shape."""
-    storage = spec.storage_dtype(source, resolve(scale.dtype, "scale"))
-    values = _fit(scale, spec.granularity.scale_shape(shape), "scale").astype(np.float64)
-    stored = ops.cast(values, storage)
-    ops.check_scale(stored, "scale")
+    thing = f"scale of {name}"
+    storage = spec.storage_dtype(source, resolve(scale.dtype, thing))
+    values = _fit(scale, spec.granularity.scale_shape(shape), thing).astype(np.float64)
     if not spec.negative_scale and (values < 0).any():
-        raise SpecError("scale", "a value below zero", "use --negative-scale if it is meant")
+        raise SpecError(thing, "a value below zero", "use --negative-scale if it is meant")
+    stored = ops.cast(values, storage)
+    ops.check_scale(stored, thing)
     return stored
 
 
-def given_codes(zero_point: ArrayLike, dtype: DType, shape: Shape) -> Array:
+def _given_zero_point(
+    zero_point: ArrayLike | None, spec: QuantSpec, shape: Shape, name: str
+) -> Array | None:
+    """A given zero point as codes in the scale shape; None where none is given."""
+    if zero_point is None:
+        return None
+    thing = f"zero_point of {name}"
+    if spec.semantics == "onednn" and not spec.dtype.is_integer:
+        raise SpecError(thing, f"oneDNN Quantize takes none for {spec.dtype}", "leave it out")
+    return given_codes(zero_point, spec.dtype, shape, thing)
+
+
+def given_codes(
+    zero_point: ArrayLike, dtype: DType, shape: Shape, thing: str = "zero_point"
+) -> Array:
     """A given zero point as codes of dtype, in the scale shape."""
-    values = _fit(np.asarray(zero_point), shape, "zero_point").astype(np.float64)
+    values = _fit(np.asarray(zero_point), shape, thing).astype(np.float64)
     codes = ops.saturate_cast(values, None, dtype)
     if not np.array_equal(codes.astype(np.float64), values):
-        raise SpecError("zero_point", f"a value that {dtype} cannot hold",
+        raise SpecError(thing, f"a value that {dtype} cannot hold",
                         f"use values in [{dtype.qmin:g}, {dtype.qmax:g}]")
-    return codes
+    return np.asarray(codes)
 
 
 def _fit(values: Array, shape: Shape, thing: str) -> Array:

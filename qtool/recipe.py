@@ -87,7 +87,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         return re.compile(r"\A" + fnmatch.translate(pattern))
     try:
         return re.compile(pattern[3:])
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         rule = f"is not a regular expression ({error})"
         raise UsageError(f"pattern {pattern!r}", rule, "see Python's re") from error
 

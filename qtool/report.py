@@ -13,7 +13,7 @@ from typing import Any
 
 from qtool import __version__
 from qtool.spec import TensorInfo
-from qtool.stats import Stats, unravel
+from qtool.stats import Stats, exceeds, unravel
 from qtool.tensor import QuantizedTensor
 
 VERSION = 1
@@ -64,9 +64,9 @@ def build(
     total = Stats()
     largest = None
     for record, stats in tensors:
-        before = total.max_abs_error
+        if exceeds(stats.max_abs_error, total.max_abs_error):
+            largest = record["name"]
         total.merge(stats)
-        largest = record["name"] if total.max_abs_error != before else largest
     records = [record for record, _ in tensors]
     before, after = (sum(r[key] for r in records) for key in ("bytes_before", "bytes_after"))
     return {

@@ -40,8 +40,8 @@ def choose(x: Array, spec: QuantSpec, storage: DType) -> tuple[Array, Array | No
     low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
     scale = stored((high - low) / (dtype.qmax - spec.qmin), storage)
     zero_point = np.rint(spec.qmin - low / scale.astype(np.float64))
-    zero_point = np.where(high > low, np.clip(zero_point, spec.qmin, dtype.qmax), 0.0)
-    return scale, ops.cast_integers(zero_point, dtype)
+    zero_point = np.where(high > low, zero_point, 0.0)
+    return scale, ops.cast_integers(np.clip(zero_point, spec.qmin, dtype.qmax), dtype)
 
 
 def stored(scale: Array, storage: DType) -> Array:
@@ -70,8 +70,13 @@ def _ranges(x: Array, spec: QuantSpec) -> tuple[Array, Array]:
     high = _reduce(np.maximum, masked, spec.granularity).astype(np.float64)
     if spec.percentile is None:
         return low, high
-    values = x if all_finite else np.where(finite, x, np.float32(np.nan))
-    return _percentiles(values, spec, spec.percentile, low, high)
+    if not all_finite:
+        # NaN marks what to leave out; a group without finite values is one of zeros.
+        some = _reduce(np.logical_or, finite, spec.granularity)
+        attributes = {"axis": 0, "block_size": 0} | spec.granularity.attributes
+        some = ops.expand(some, x.shape, **attributes, thing="x")
+        x = np.where(finite, x, np.where(some, np.nan, 0.0))
+    return _percentiles(x, spec, spec.percentile, low, high)
 
 
 def _percentiles(

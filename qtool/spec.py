@@ -191,12 +191,14 @@ class QuantSpec:
 
     def storage_dtype(self, source: DType, given: DType | None = None) -> DType:
         """The type in which a scale is stored: scale_dtype, or else that of a given scale, or
-        else the source's own float type (float32 for float64 and int32)."""
+        else the source's own float type (float32 for float64 and int32, and for
+        DynamicQuantizeLinear)."""
         if self.scale_dtype is not None:
             return self.scale_dtype
         if given is not None and given in SCALE_DTYPES:
             return given
-        return source if source.name in ("float16", "bfloat16") else DTYPES["float32"]
+        keeps = source.name in ("float16", "bfloat16") and self.semantics != "dynamic"
+        return source if keeps else DTYPES["float32"]
 
     def _check(self) -> None:
         if self.nonfinite not in ("error", "allow"):

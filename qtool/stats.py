@@ -46,7 +46,7 @@ class Stats:
 
     def merge(self, other: Stats) -> None:
         """Add the elements of other, which come after these."""
-        if _exceeds(other.max_abs_error, self.max_abs_error):
+        if exceeds(other.max_abs_error, self.max_abs_error):
             self.max_abs_error = other.max_abs_error
             if other.max_abs_error_at is not None:
                 self.max_abs_error_at = self.elements + other.max_abs_error_at
@@ -54,7 +54,8 @@ class Stats:
         self.max = max(self.max, other.max)
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.sums = self.sums + other.sums
+        with np.errstate(invalid="ignore"):  # Inf - Inf
+            self.sums = self.sums + other.sums
 
     def figures(self) -> dict[str, Any]:
         """The figures under their names in the report; undefined ones are None.
@@ -66,7 +67,6 @@ class Stats:
         xx, ee, e, xy, yy = (float(value) for value in self.sums)
         n = self.elements - self.nan_count - self.inf_count
         clipped = self.clipped_low + self.clipped_high
-        norms = math.sqrt(xx) * math.sqrt(yy)
         mse = _ratio(ee, n)
         figures = {name: getattr(self, name) for name in _COUNTS}
         figures |= {
@@ -80,7 +80,7 @@ class Stats:
             "mean_error": _ratio(e, n),
             "max_abs_error": _finite(self.max_abs_error) if n else None,
             "sqnr_db": 10 * math.log10(xx / ee) if _positive(xx) and _positive(ee) else None,
-            "cosine_similarity": _ratio(xy, norms),
+            "cosine_similarity": _ratio(xy, math.sqrt(xx * yy)),
             "relative_error": None if (r := _ratio(ee, xx)) is None else math.sqrt(r),
         }
         return figures
@@ -101,20 +101,21 @@ class Accumulator:
     def update(self, x: Array, v: Array, x_hat: Array) -> None:
         """Add the next elements: x as in the source, v their rounded values before saturation,
         x_hat their reconstruction in float32."""
-        x = x.reshape(-1)
-        window = _window(x, v.reshape(-1), x_hat.reshape(-1), self._qmin, self._qmax)
-        values = x.astype(np.float64)
-        estimate = x_hat.reshape(-1).astype(np.float64)
-        if window.nan_count or window.inf_count:
-            finite = np.isfinite(x.astype(np.float32))
-            values, estimate = np.where(finite, values, 0.0), np.where(finite, estimate, 0.0)
+        # Signalling NaN, float64 beyond float32 and infinite sums are figures here, not faults.
         with np.errstate(all="ignore"):
+            values = x.reshape(-1).astype(np.float64)
+            estimate = x_hat.reshape(-1).astype(np.float64)
+            finite = np.isfinite(values.astype(np.float32))
+            window = _window(values, finite, v.reshape(-1), estimate, self._qmin, self._qmax)
+            if not finite.all():
+                values, estimate = np.where(finite, values, 0.0), np.where(finite, estimate, 0.0)
             self._add_sums(values, estimate)
         self._stats.merge(window)
 
     def finish(self) -> Stats:
         """The figures of everything added."""
-        self._stats.sums = self._stats.sums + _fold(self._lanes)
+        with np.errstate(invalid="ignore"):  # Inf - Inf
+            self._stats.sums = self._stats.sums + _fold(self._lanes)
         self._lanes = np.zeros((5, LANES))
         return self._stats
 
@@ -141,24 +142,23 @@ class Accumulator:
         self._lanes = np.add.reduce(rest, axis=1)
 
 
-def _window(x: Array, v: Array, x_hat: Array, qmin: float, qmax: float) -> Stats:
-    """Counts and extremes of one window; the sums stay 0."""
+def _window(
+    x: Array, finite: Array, v: Array, x_hat: Array, qmin: float, qmax: float
+) -> Stats:
+    """Counts and extremes of one window, all in float64; the sums stay 0."""
     stats = Stats(elements=x.size)
     if not x.size:
         return stats
-    with np.errstate(all="ignore"):
-        error = np.abs(x_hat.astype(np.float64) - x.astype(np.float64))
-        single = x.astype(np.float32)
-    finite = np.isfinite(single)
+    error = np.abs(x_hat - x)
+    x_finite = x
     if not finite.all():
-        stats.nan_count = int(np.isnan(single).sum())
+        stats.nan_count = int(np.isnan(x).sum())
         stats.inf_count = x.size - int(finite.sum()) - stats.nan_count
         error = np.where(finite, error, -1.0)
         x_finite = x[finite]
-    else:
-        x_finite = x
     if x_finite.size:
-        stats.min, stats.max = float(x_finite.min()), float(x_finite.max())
+        # + 0.0: which of 0.0 and -0.0 NumPy takes for the smaller one depends on the machine
+        stats.min, stats.max = float(x_finite.min()) + 0.0, float(x_finite.max()) + 0.0
         stats.max_abs_error_at = int(np.argmax(error))
         stats.max_abs_error = float(error[stats.max_abs_error_at])
     is_zero = x == 0
@@ -178,7 +178,8 @@ def _fold(lanes: Array) -> Array:
     return lanes[..., 0]
 
 
-def _exceeds(new: float, old: float) -> bool:
+def exceeds(new: float, old: float) -> bool:
+    """Whether an error is larger than another; NaN is the largest."""
     return new > old or (math.isnan(new) and not math.isnan(old))
 
 

@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 
 from qtool.dtypes import DTYPES
 from qtool.errors import QtoolError, SpecError, TensorError
-from qtool.ops import dequantize_linear, dynamic_quantize_linear, onednn_quantize, quantize_linear
+from qtool.ops import (
+    dequantize_linear,
+    dynamic_quantize_linear,
+    onednn_quantize,
+    quantize_linear,
+    rounded,
+)
 
 Array = NDArray[Any]
 INF, NAN = float("inf"), float("nan")
@@ -267,6 +273,15 @@ def test_dynamic_quantize_linear_refuses_what_has_no_scale(
     with pytest.raises(kind) as error:
         dynamic_quantize_linear(x, **attributes)
     assert str(error.value) == message
+
+
+def test_rounded_refuses_a_scale_that_the_precision_makes_zero() -> None:
+    x, scale = f32([1, 2]), f32([1, 1e-9])
+    with pytest.raises(SpecError) as error:
+        rounded(x, scale, None, DTYPES["int8"], DTYPES["float16"])
+    assert str(error.value) == (
+        "y_scale: 0.0 at [1] in float16 cannot divide; scales must be finite and not zero"
+    )
 
 
 @pytest.mark.parametrize("kind", [SpecError, TensorError])

@@ -21,7 +21,9 @@ def exit_code() -> Iterator[None]:
         sys.stdout.flush()
     except BrokenPipeError:
         # the reader has seen enough; the interpreter must not fail on flushing the rest
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, sys.stderr.fileno())
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except QtoolError as error:

@@ -9,8 +9,16 @@ import typer
 
 from qtool.errors import UsageError
 
+# Panels of --help.
+SCALES = "Scales"
+ARITHMETIC = "Arithmetic"
+SELECTION = "Selection"
+OUTPUT = "Output"
+FLAG = " "  # a flag takes no value: no type beside it in --help
+
 Source = Annotated[
-    str, typer.Argument(metavar="SRC", help="File to read; - is standard input.")
+    str, typer.Argument(metavar="SRC", help="File to read: .npy, .npz, .safetensors or .onnx; - is "
+                        "standard input.")
 ]
 Target = Annotated[
     str | None,
@@ -18,18 +26,23 @@ Target = Annotated[
                  "\\[default: beside SRC]", show_default=False),
 ]
 Axis = Annotated[
-    int | None, typer.Option(metavar="N", help="Axis of the scales; negative counts from the end.")
+    int | None,
+    typer.Option(metavar="N", help="Axis of the scales; negative counts from the end.",
+                 rich_help_panel=SCALES),
 ]
 BlockSize = Annotated[
-    int | None, typer.Option(metavar="B", min=1, help="One scale per B elements along the axis.")
+    int | None,
+    typer.Option(metavar="B", help="One scale per B elements along the axis.",
+                 rich_help_panel=SCALES),
 ]
 Scale = Annotated[
     str | None,
-    typer.Option(metavar="S", help="Given scale: a number, a .npy, or a .safetensors that holds "
-                 "NAME.scale."),
+    typer.Option(metavar="S", help="Given scale: a number, a .npy, or a .npz or .safetensors that "
+                 "holds NAME.scale, such as an earlier output.", rich_help_panel=SCALES),
 ]
 ZeroPoint = Annotated[
-    str | None, typer.Option(metavar="Z", help="Given zero point, in the same forms.")
+    str | None,
+    typer.Option(metavar="Z", help="Given zero point, in the same forms.", rich_help_panel=SCALES),
 ]
 SourceDtype = Annotated[
     str | None,
@@ -38,37 +51,55 @@ SourceDtype = Annotated[
 ]
 Include = Annotated[
     list[str] | None,
-    typer.Option(metavar="P", help="Only tensors whose name matches: a glob, or re: and a "
-                 "regular expression. Repeatable."),
+    typer.Option(metavar="P", help="Only tensors whose name matches: a glob such as '*.mlp.*', or "
+                 "re: and a regular expression. Repeatable.", rich_help_panel=SELECTION),
 ]
 Exclude = Annotated[
     list[str] | None,
-    typer.Option(metavar="P", help="Not the tensors whose name matches. Repeatable."),
+    typer.Option(metavar="P", help="Not the tensors whose name matches. Repeatable.",
+                 rich_help_panel=SELECTION),
+]
+Requantize = Annotated[
+    bool,
+    typer.Option("--requantize", metavar=FLAG, help="Accept a source that is quantized already.",
+                 rich_help_panel=SELECTION),
+]
+AllowEmpty = Annotated[
+    bool,
+    typer.Option("--allow-empty", metavar=FLAG, help="Succeed where no tensor is quantized.",
+                 rich_help_panel=SELECTION),
 ]
 To = Annotated[
     str | None,
     typer.Option(metavar="FORMAT", help="Container to write: safetensors, npz, or npy (the codes "
-                 "alone). [default: by DST's suffix, else safetensors]", show_default=False),
+                 "alone). \\[default: by DST's suffix, else safetensors; ONNX stays ONNX]",
+                 show_default=False, rich_help_panel=OUTPUT),
 ]
 ExternalData = Annotated[
     bool,
-    typer.Option("--external-data", help="Write ONNX weights to a file beside the model; always "
-                 "so above 1 GiB."),
-]
-Requantize = Annotated[
-    bool, typer.Option("--requantize", help="Accept a source that is quantized already.")
-]
-AllowEmpty = Annotated[
-    bool, typer.Option("--allow-empty", help="Succeed where no tensor is quantized.")
+    typer.Option("--external-data", metavar=FLAG, help="Write ONNX weights to a file beside the "
+                 "model; always so above 1 GiB.", rich_help_panel=OUTPUT),
 ]
 ReportFile = Annotated[
     str | None,
     typer.Option("--report", metavar="FILE", help="Where the JSON report goes. "
-                 "\\[default: DST's name with .report.json]", show_default=False),
+                 "\\[default: DST's name with .report.json]", show_default=False,
+                 rich_help_panel=OUTPUT),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No table, no progress bar.")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", metavar=FLAG, help="Replace files that exist.", rich_help_panel=OUTPUT),
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", metavar=FLAG, help="Print the result as JSON on standard output.",
+                 rich_help_panel=OUTPUT),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", metavar=FLAG, help="No table, no progress bar.",
+                 rich_help_panel=OUTPUT),
+]
 
 
 def show(result: dict[str, Any]) -> None:

@@ -31,41 +31,58 @@ def quantize(
     block_size: options.BlockSize = None,
     symmetric: Annotated[
         bool | None,
-        typer.Option("--symmetric/--asymmetric", help="Grid centred on zero, or over \\[min, max]. "
-                     "\\[default: symmetric, asymmetric for unsigned types]", show_default=False),
+        typer.Option("--symmetric/--asymmetric", metavar=options.FLAG,
+                     help="Grid centred on zero, or over \\[min, max]. \\[default: symmetric; "
+                     "asymmetric for unsigned types]",
+                     show_default=False, rich_help_panel=options.SCALES),
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(metavar="M", help="How the scale is chosen: absmax, minmax or percentile:P."),
+        typer.Option(metavar="M", help="How the scale is chosen: absmax (symmetric), minmax "
+                     "(asymmetric) or percentile:P, for example percentile:99.9.",
+                     rich_help_panel=options.SCALES),
     ] = None,
     scale: options.Scale = None,
     zero_point: options.ZeroPoint = None,
+    negative_scale: Annotated[
+        bool,
+        typer.Option("--negative-scale", metavar=options.FLAG,
+                     help="Accept given scales below zero.", rich_help_panel=options.SCALES),
+    ] = False,
     scale_dtype: Annotated[
         str | None,
         typer.Option(metavar="T", help="Type that scales are stored in: float32, float16, "
-                     "bfloat16, float8e8m0, float8e4m3fn. [default: the weight's own]",
-                     show_default=False),
+                     "bfloat16, float8e8m0 or float8e4m3fn. \\[default: the weight's own]",
+                     show_default=False, rich_help_panel=options.SCALES),
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(metavar="T", help="Type of the division: float32, float16 or bfloat16."),
+        typer.Option(metavar="T", help="Type of the division: float32, float16 or bfloat16. "
+                     "\\[default: float32; that of a given scale]",
+                     show_default=False, rich_help_panel=options.ARITHMETIC),
     ] = None,
     saturate: Annotated[
-        bool, typer.Option("--saturate/--no-saturate", help="Float8: out of range gives the "
-                           "largest value, or else NaN or Inf.")
+        bool,
+        typer.Option("--saturate/--no-saturate", metavar=options.FLAG,
+                     help="Float8 only: out of range gives the largest value, or else NaN or Inf.",
+                     rich_help_panel=options.ARITHMETIC),
     ] = True,
     nonfinite: Annotated[
-        str, typer.Option(metavar="WHAT", help="NaN and Inf in the source: error, or allow.")
+        str,
+        typer.Option(metavar="WHAT", help="NaN and Inf in the source: error, or allow (Inf "
+                     "saturates, NaN becomes NaN or the zero point).",
+                     rich_help_panel=options.ARITHMETIC),
     ] = "error",
     semantics: Annotated[
-        str, typer.Option(metavar="WHOSE", help="Arithmetic: onnx, or onednn (zero point added "
-                          "before rounding).")
+        str,
+        typer.Option(metavar="WHOSE", help="onnx, or onednn: the zero point is added before "
+                     "rounding.", rich_help_panel=options.ARITHMETIC),
     ] = "onnx",
     narrow_range: Annotated[
-        bool, typer.Option("--narrow-range", help="Leave the lowest code unused: \\[-127, 127].")
-    ] = False,
-    negative_scale: Annotated[
-        bool, typer.Option("--negative-scale", help="Accept given scales below zero.")
+        bool,
+        typer.Option("--narrow-range", metavar=options.FLAG,
+                     help="Leave the lowest code unused: \\[-127, 127] for int8.",
+                     rich_help_panel=options.ARITHMETIC),
     ] = False,
     source_dtype: options.SourceDtype = None,
     include: options.Include = None,
@@ -81,8 +98,8 @@ def quantize(
 ) -> None:
     """Quantize every float tensor of rank 2 and more that gets smaller by it, or an array.
 
-    The codes are those of ONNX QuantizeLinear: one scale per output channel, or per block with
-    --block-size, or per tensor for a bare array. A report says what it cost.
+    The codes are those of ONNX QuantizeLinear. One scale per output channel of a weight, per
+    tensor of a bare array, or, by --block-size, per block. A report says what it cost.
     """
     with exit_code():
         if semantics not in ("onnx", "onednn"):

@@ -172,6 +172,9 @@ def _parse(path: Path) -> onnx.ModelProto:
         raise FormatError(str(path), "is not an ONNX model, or is cut short") from error
     if model.ir_version < 1 or not model.HasField("graph"):
         raise FormatError(str(path), "is not an ONNX model: it has no graph")
+    # protobuf gives text that is not UTF-8 as bytes.
+    if not all(isinstance(name, str) for name in onnx_graph.names_of(model)):
+        raise FormatError(str(path), "is not an ONNX model: a name in it is not UTF-8")
     return model
 
 

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from qtool.formats.onnx_graph import Names
+
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 
 
 class CannotAdaptError(Exception):
@@ -41,7 +43,7 @@ class Context:
     def like(self, value: float, tensor: str) -> NodeProto:
         """A scalar Constant node of the tensor's own type."""
         code = self.types().get(tensor, (None, None))[0]
-        if code is None:
+        if code not in _FLOATS:
             raise CannotAdaptError(f"the type of its input {tensor!r} is not known")
         return self.constant(value, helper.tensor_dtype_to_np_dtype(code), tensor)
 
@@ -103,6 +105,12 @@ def _softmax(node: NodeProto, context: Context) -> list[NodeProto]:
         node,
         helper.make_node("Reshape", [result, shape], [target], name=context.names.fresh(result)),
     ]
+
+
+def _top_k(node: NodeProto, context: Context) -> list[NodeProto]:
+    constant = context.constant([_pop(node, "k")], np.int64, node.output[0])
+    _set_input(node, 1, constant.output[0])
+    return [constant, node]
 
 
 def _clip(node: NodeProto, context: Context) -> list[NodeProto]:
@@ -210,7 +218,7 @@ ADAPTERS: dict[tuple[str, int], Adapter] = {
     ("Upsample", 9): _to_input("scales", 1, dtype=np.float32),
     ("Upsample", 10): _rename("Resize"),
     ("Slice", 10): _slice,
-    ("TopK", 10): _to_input("k", 1),
+    ("TopK", 10): _top_k,
     ("Clip", 11): _clip,
     ("Pad", 11): _pad,
     ("Resize", 11): _resize_11,

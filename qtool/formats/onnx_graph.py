@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import count
+from itertools import chain, count
 
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
@@ -49,16 +49,19 @@ def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
             yield from all_nodes(nested.node)
 
 
+def top_level_graphs(model: ModelProto) -> list[GraphProto]:
+    """The model's graph and those of its training."""
+    training = [(info.initialization, info.algorithm) for info in model.training_info]
+    return [model.graph, *chain.from_iterable(training)]
+
+
 def tensors(model: ModelProto) -> Iterator[TensorProto]:
     """Every tensor of the model: of nested graphs, attributes, functions and training too."""
-    nodes = [model.graph.node, *(function.node for function in model.functions)]
-    roots = [model.graph]
-    for training in model.training_info:
-        roots += [training.initialization, training.algorithm]
-        nodes += [training.initialization.node, training.algorithm.node]
+    roots = top_level_graphs(model)
     for graph in roots:
         yield from _initializers(graph)
-    for node in all_nodes(node for group in nodes for node in group):
+    functions = [function.node for function in model.functions]
+    for node in all_nodes(chain(*(graph.node for graph in roots), *functions)):
         for nested in subgraphs(node):
             yield from _initializers(nested)
         for attribute in node.attribute:
@@ -74,6 +77,30 @@ def _initializers(graph: GraphProto) -> Iterator[TensorProto]:
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
+
+
+def names_of(model: ModelProto) -> Iterator[str]:
+    """Every name, type of operator and domain of the model."""
+    for entry in model.opset_import:
+        yield entry.domain
+    for entry in model.metadata_props:
+        yield from (entry.key, entry.value)
+    for function in model.functions:
+        yield from (function.name, function.domain, *function.input, *function.output)
+        yield from _node_names(function.node)
+    for root in top_level_graphs(model):
+        yield from _node_names(root.node)
+        for graph in graphs(root):
+            yield graph.name
+            for values in (graph.input, graph.output, graph.value_info, graph.initializer):
+                yield from (value.name for value in values)
+            yield from (sparse.values.name for sparse in graph.sparse_initializer)
+
+
+def _node_names(nodes: Iterable[NodeProto]) -> Iterator[str]:
+    for node in all_nodes(nodes):
+        yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
+        yield from (attribute.name for attribute in node.attribute)
 
 
 def constant_value(node: NodeProto) -> TensorProto | None:
@@ -103,16 +130,7 @@ class Names:
     """The names in use anywhere in a model; fresh() never returns one of them."""
 
     def __init__(self, model: ModelProto) -> None:
-        self._used: set[str] = set()
-        roots = [model.graph]
-        for training in model.training_info:
-            roots += [training.initialization, training.algorithm]
-        for root in roots:
-            for graph in graphs(root):
-                self._add_graph(graph)
-        for function in model.functions:
-            self._used.update(function.input, function.output)
-            self._add_nodes(all_nodes(function.node))
+        self._used = set(names_of(model))
 
     def fresh(self, wanted: str) -> str:
         """wanted, or wanted_1, wanted_2, ...: the first that is free; it is taken from now on."""
@@ -122,16 +140,6 @@ class Names:
             name = f"{wanted}_{next(numbers)}"
         self._used.add(name)
         return name
-
-    def _add_graph(self, graph: GraphProto) -> None:
-        for values in (graph.input, graph.output, graph.value_info, graph.initializer):
-            self._used.update(value.name for value in values)
-        self._used.update(sparse.values.name for sparse in graph.sparse_initializer)
-        self._add_nodes(graph.node)
-
-    def _add_nodes(self, nodes: Iterable[NodeProto]) -> None:
-        for node in nodes:
-            self._used.update((node.name, *node.input, *node.output))
 
 
 class Consumers:

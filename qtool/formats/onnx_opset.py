@@ -50,10 +50,8 @@ def raise_opset(model: ModelProto, opset: int, names: Names, thing: str) -> None
     """
     untouched = _skeleton(model)
     converter = _Converter(opset, Context(names, cache(lambda: _types(untouched))), thing)
-    converter.convert(model.graph.node, opset_of(model))
-    for training in model.training_info:
-        for graph in (training.initialization, training.algorithm):
-            converter.convert(graph.node, opset_of(model))
+    for graph in onnx_graph.top_level_graphs(model):
+        converter.convert(graph.node, opset_of(model))
     for function in model.functions:
         entry = onnx_graph.opset(function.opset_import)
         if entry is not None:
@@ -93,31 +91,29 @@ class _Converter:
                 _check(node, version, self._opset)
                 yield node
                 return
+            _check_valid(node, version)
             step = min(steps)
             for made in ADAPTERS[operator, step](node, self._context):
                 yield from self._node(made, step)
         except CannotAdaptError as error:
             raise FormatError(
-                self._thing, f"opset {self._opset} is needed, but {operator} (node "
-                f"{node.name or list(node.output)}, opset {version}) cannot be converted: {error}",
+                self._thing, f"opset {self._opset} is needed, but {operator!r} (node "
+                f"{node.name or list(node.output)!r}, opset {version}) cannot be converted: "
+                f"{error}",
                 "choose a type that needs a lower opset",
             ) from error
 
 
 def _check(node: NodeProto, version: int, opset: int) -> None:
     """Raise CannotAdaptError unless the node means the same in both opsets as it stands."""
-    try:
-        old = defs.get_schema(node.op_type, version, "")
-        new = defs.get_schema(node.op_type, opset, "")
-    except defs.SchemaError as error:
-        raise CannotAdaptError("it is not a standard operator") from error
+    old, new = _schema(node, version), _schema(node, opset)
     if old.since_version == new.since_version:
         return
     given = {attribute.name for attribute in node.attribute}
     if new.deprecated:
         raise CannotAdaptError("it was removed")
     if gone := given - set(new.attributes):
-        raise CannotAdaptError(f"its attribute {min(gone)} is gone")
+        raise CannotAdaptError(f"its attribute {min(gone)!r} is gone")
     for name, attribute in new.attributes.items():
         if name in given:
             continue
@@ -127,6 +123,25 @@ def _check(node: NodeProto, version: int, opset: int) -> None:
             raise CannotAdaptError(f"the default of its attribute {name} changed")
     if len(node.input) > new.max_input or len(node.output) > new.max_output:
         raise CannotAdaptError("its inputs or outputs changed")
+
+
+def _check_valid(node: NodeProto, version: int) -> None:
+    """Raise CannotAdaptError unless the node has what its own version's schema asks for."""
+    schema = _schema(node, version)
+    # onnx's stubs do not say that the type is an enum with the values of AttributeProto.type.
+    kinds = {name: a.type.value for name, a in schema.attributes.items()}  # type: ignore[attr-defined]
+    valid = all(kinds.get(attribute.name) == attribute.type for attribute in node.attribute)
+    if len(node.input) < schema.min_input or len(node.output) < max(schema.min_output, 1):
+        valid = False
+    if not valid:
+        raise CannotAdaptError("it is malformed")
+
+
+def _schema(node: NodeProto, version: int) -> defs.OpSchema:
+    try:
+        return defs.get_schema(node.op_type, version, "")
+    except defs.SchemaError as error:
+        raise CannotAdaptError(f"opset {version} has no such operator") from error
 
 
 def _default(schema: defs.OpSchema, name: str) -> bytes:

@@ -24,6 +24,9 @@ from qtool.spec import Shape
 
 _BY_CODE = {dtype.code: dtype for dtype in DTYPES.values() if dtype.code is not None}
 _PIECE = 8 << 20
+# NumPy's limits; no element takes more than 16 bytes.
+_MAX_RANK = 64
+_MAX_COUNT = (2**63 - 1) // 16
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 # The field that holds values without raw_data; types not listed are in int32_data.
@@ -76,10 +79,13 @@ def dtype_of(tensor: onnx.TensorProto, thing: str) -> DType:
 
 
 def shape_of(tensor: onnx.TensorProto, thing: str) -> Shape:
-    """The dimensions. Raises FormatError for a negative one."""
+    """The dimensions. Raises FormatError where no array can have them."""
     shape = tuple(tensor.dims)
     if any(size < 0 for size in shape):
         raise FormatError(thing, f"shape {shape} has a negative size")
+    # NumPy leaves zeros out when it asks whether an array is too big.
+    if len(shape) > _MAX_RANK or math.prod(size or 1 for size in shape) > _MAX_COUNT:
+        raise FormatError(thing, f"shape {str(shape)[:80]} is beyond what an array can have")
     return shape
 
 

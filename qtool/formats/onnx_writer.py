@@ -27,7 +27,8 @@ _ALIGNMENT = 4096
 # Smaller tensors stay in the model, where readers need them to infer shapes.
 _SMALLEST = 1024
 
-_INLINE = ("raw_data", "float_data", "int32_data", "int64_data", "uint64_data", "double_data")
+_FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "uint64_data", "double_data",
+           "external_data", "data_location")
 
 Values = tuple[onnx.TensorProto, Payload]
 
@@ -53,7 +54,7 @@ def write_model(
         _clear(tensor)
     placed: list[Values] = []
     if external_data or _size(model, values) > INLINE_LIMIT:
-        large = [*values, *_inline(model, source)]
+        large = [*values, *_inline(model, source, values)]
         placed = [(tensor, payload) for tensor, payload in large if payload.nbytes >= _SMALLEST]
     for tensor, payload in values:
         if not placed or payload.nbytes < _SMALLEST:
@@ -86,11 +87,12 @@ def _external(model: onnx.ModelProto, source: OnnxSource) -> Iterator[Values]:
             yield tensor, onnx_tensor.payload(tensor, source.folder, thing)
 
 
-def _inline(model: onnx.ModelProto, source: OnnxSource) -> Iterator[Values]:
+def _inline(model: onnx.ModelProto, source: OnnxSource, done: Sequence[Values]) -> Iterator[Values]:
     """The initializers, nested graphs' included, that hold their own values."""
+    waiting = {id(tensor) for tensor, _ in done}
     for graph in onnx_graph.graphs(model.graph):
         for tensor in graph.initializer:
-            if any(tensor.HasField(f) if f == "raw_data" else getattr(tensor, f) for f in _INLINE):
+            if id(tensor) not in waiting and tensor.data_type != onnx.TensorProto.STRING:
                 thing = source.thing(tensor.name)
                 yield tensor, onnx_tensor.payload(tensor, source.folder, thing)
 
@@ -101,7 +103,7 @@ def _size(model: onnx.ModelProto, values: Sequence[Values]) -> int:
 
 def _clear(tensor: onnx.TensorProto) -> None:
     """Drop the values, wherever they are."""
-    for field in (*_INLINE, "external_data", "data_location"):
+    for field in _FIELDS:
         tensor.ClearField(field)
 
 

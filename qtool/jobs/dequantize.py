@@ -67,7 +67,7 @@ def dequantize_file(
         if container != source.container:
             raise UsageError(name, f"{source.container} is dequantized to the same container",
                              f"end its name in .{source.container}")
-        streams.check_target(src, name, force=force)
+        streams.check_target(streams.source_files(src, source), name, force=force)
         with streams.placed(name, f"{source.path.stem}.{container}") as path:
             if container == "npy":
                 given = _given_codes(scale, zero_point, axis, block_size)

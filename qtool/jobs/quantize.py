@@ -21,7 +21,7 @@ from qtool.layouts.dequantized import DequantizedSource
 from qtool.plan import Planned, make_plan
 from qtool.recipe import Recipe, unmatched
 from qtool.report import Report
-from qtool.spec import Blocked, PerTensor, QuantSpec, TensorInfo
+from qtool.spec import PerTensor, QuantSpec, TensorInfo
 from qtool.stats import Stats
 from qtool.tensor import QuantizedTensor
 
@@ -111,13 +111,15 @@ def run(
         name, container = streams.target(src, dst, to, native_default, tag)
         if external_data and container != "onnx":
             raise UsageError("--external-data", f"{container} has none", "it is for ONNX models")
-        streams.check_target(src, name, force=force)
+        sources = streams.source_files(src, source)
+        streams.check_target(sources, name, force=force)
         report_path = streams.report_path(report_to, name)
-        streams.check_report(report_path, [src, name], force=force)
+        streams.check_report(report_path, [*sources, Path(name)], force=force)
         readable = _readable(source, requantize=requantize)
         plan = make_plan(_marked(readable), replace(recipe, bare=bare),
                          None if given is None else given.header)
         _check_something(plan, source, allow_empty=allow_empty)
+        _check_room(plan, name, container)
         job = _Job(readable, plan, given, progress)
         with streams.placed(name, f"{source.path.stem}.{container}") as path:
             job.write(path, container, external_data=external_data)
@@ -253,6 +255,14 @@ def _check_something(plan: Sequence[Planned], source: Source, *, allow_empty: bo
                       "use --allow-empty to copy it as it is")
 
 
+def _check_room(plan: Sequence[Planned], name: str, container: str) -> None:
+    """Refuse several tensors in a container of one."""
+    count = sum(p.spec is not None for p in plan)
+    if container == "npy" and count != 1:
+        raise FormatError(name, f"a .npy file holds one array, {count} tensors are quantized",
+                          "choose one with --include, or write .npz or .safetensors")
+
+
 def _written(path: Path, name: str, container: str) -> dict[str, Any]:
     """The report's "output"."""
     nbytes = path.stat().st_size
@@ -290,7 +300,8 @@ def _warnings(
     found = [f"pattern {pattern!r} matches no tensor"
              for pattern in unmatched([*recipe.include, *recipe.exclude], names)]
     if container == "npy":
-        found.append("a .npy file holds the codes alone, without scale and zero point")
+        others = f" and the {len(plan) - 1} tensors left alone" if len(plan) > 1 else ""
+        found.append(f"a .npy file holds the codes alone, without scale, zero point{others}")
     lost = sorted(set(source.metadata) - {native.KEY}) if container in ("npy", "npz") else []
     if lost:
         found.append(f".{container} has no place for the metadata {', '.join(lost)}")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from qtool import formats
 from qtool.dtypes import DTypeLike, resolve
-from qtool.errors import OutputError, UsageError
+from qtool.errors import OutputError, QtoolError, UsageError
 from qtool.formats import files
 from qtool.report import Report, is_report, to_json
+
+if TYPE_CHECKING:
+    from qtool.formats.onnx import OnnxSource
 
 STANDARD = "-"
 NATIVE = ("safetensors", "npz", "npy")
@@ -20,17 +25,30 @@ NATIVE = ("safetensors", "npz", "npy")
 
 @contextmanager
 def opened(src: str | Path, source_dtype: DTypeLike | None = None) -> Iterator[formats.Source]:
-    """The source of a command; "-" is standard input, kept in a temporary file meanwhile."""
+    """The source of a command; "-" is standard input. It and other pipes are kept in a temporary
+    file meanwhile."""
     dtype = None if source_dtype is None else resolve(source_dtype, "source_dtype")
-    if str(src) != STANDARD:
-        source = formats.open(Path(src), source_dtype=dtype)
-        try:
-            yield source
-        finally:
-            source.close()
-        return
-    with files.spooled(sys.stdin.buffer) as path, opened(path, dtype) as source:
-        yield source
+    path = Path(src)
+    with ExitStack() as stack:
+        if str(src) == STANDARD:
+            path = stack.enter_context(files.spooled(sys.stdin.buffer))
+            stack.enter_context(_named(path, "standard input"))
+        elif path.is_fifo():
+            path = stack.enter_context(files.spooled(stack.enter_context(path.open("rb"))))
+            stack.enter_context(_named(path, str(src)))
+        yield stack.enter_context(closing(formats.open(path, source_dtype=dtype)))
+
+
+@contextmanager
+def _named(path: Path, name: str) -> Iterator[None]:
+    """Let errors about a temporary file name what the user knows."""
+    try:
+        yield
+    except QtoolError as error:
+        if str(path) not in error.thing:
+            raise
+        thing = error.thing.replace(str(path), name)
+        raise type(error)(thing, error.rule, error.remedy) from error
 
 
 def target(
@@ -60,12 +78,22 @@ def target(
     return str(dst), to or suffix
 
 
-def check_target(src: str | Path, dst: str, *, force: bool) -> None:
+def source_files(src: str | Path, source: formats.Source) -> list[Path]:
+    """The files that a command reads and must not write: the source and an ONNX model's data."""
+    named = [] if str(src) == STANDARD else [Path(src)]
+    if source.container == "onnx":
+        named += sorted(cast("OnnxSource", source).external_files)
+    return named
+
+
+def check_target(sources: Sequence[Path], dst: str, *, force: bool) -> None:
     """Refuse a target that must not be written; see formats.files.check_target."""
-    if dst != STANDARD:
-        files.check_target(Path(dst), Path(src), force=force)
-    elif sys.stdout.isatty():
-        raise UsageError("-o -", "standard output is a terminal", "redirect it, or name a file")
+    if dst == STANDARD:
+        if sys.stdout.isatty():
+            raise UsageError("-o -", "standard output is a terminal", "redirect it, or name a file")
+        return
+    for source in sources or [Path(STANDARD)]:
+        files.check_target(Path(dst), source, force=force)
 
 
 @contextmanager
@@ -77,29 +105,33 @@ def placed(dst: str, name: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="qtool-") as folder:
         path = Path(folder, name)
         yield path
+        if len(os.listdir(folder)) > 1:
+            raise OutputError("standard output", "cannot carry the model's data file too",
+                              "name a file with -o")
         files.copy_to(path, sys.stdout.buffer)
 
 
 def report_path(report: str | Path | None, dst: str) -> Path | None:
     """Where the report goes: as asked, or beside a named dst as STEM.report.json."""
+    if str(report) == STANDARD:
+        raise UsageError("--report", f"{report} is no file", "print the report with --json")
     if report is not None:
         return Path(report)
     return None if dst == STANDARD else Path(dst).with_suffix(".report.json")
 
 
-def check_report(path: Path | None, others: list[str | Path], *, force: bool) -> None:
+def check_report(path: Path | None, others: Sequence[Path], *, force: bool) -> None:
     """Refuse a report that would replace a source, a target, or a file that is no report."""
     if path is None:
         return
     for other in others:
-        if path == Path(other) or (path.exists() and Path(other).exists()
-                                   and path.samefile(other)):
+        if path == other or (path.exists() and other.exists() and path.samefile(other)):
             raise OutputError(f"report {path}", f"is also {other}", "choose another name")
     may_replace = force or not path.is_file() or is_report(path)
     if not may_replace:
         raise OutputError(f"report {path}", "exists and is no qtool report",
                           "choose another name or --force")
-    files.check_target(path, Path(others[0]), force=True)
+    files.check_target(path, Path(STANDARD), force=True)
 
 
 def write_report(report: Report, path: Path | None) -> None:

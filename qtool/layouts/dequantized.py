@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from qtool.dtypes import DTYPES, DType
@@ -47,7 +47,7 @@ class DequantizedSource:
         for name, info in self._infos.items():
             stored = self.tensors.get(name)
             if stored is not None:
-                size = int(np.prod(stored.shape, dtype=object))
+                size = math.prod(stored.shape)
                 infos.append(TensorInfo(name, stored.shape, self._dtype, self._dtype.nbytes(size)))
             elif name not in hidden:
                 infos.append(info)

@@ -11,16 +11,16 @@ metadata key "qtool" holds JSON:
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 from numpy.typing import NDArray
 
-from qtool.dtypes import DTYPES, DType, resolve, resolve_target
+from qtool.dtypes import DTYPES, DType, resolve_target
 from qtool.errors import FormatError
 from qtool.formats import Entry, Source, sink
 from qtool.packing import pack
@@ -69,15 +69,17 @@ class Stored:
         shape = tuple(fields["shape"])
         if not all(type(n) is int and n >= 0 for n in shape):
             raise ValueError("shape")
-        scale_dtype = resolve(fields["scale_dtype"])
+        if len(shape) > 64 or math.prod(n or 1 for n in shape) >= 1 << 60:
+            raise ValueError("shape is beyond NumPy's limits")
+        scale_dtype = DTYPES[fields["scale_dtype"]]
         if scale_dtype not in SCALE_DTYPES:
             raise ValueError("scale_dtype")
         return cls(
-            resolve_target(fields["dtype"]),
+            resolve_target(DTYPES[fields["dtype"]]),
             shape,
             _granularity(fields).resolve(shape),
             scale_dtype,
-            resolve(fields["source_dtype"]),
+            DTYPES[fields["source_dtype"]],
         )
 
 
@@ -92,7 +94,8 @@ def entries(
     """What a quantized tensor of this shape is stored as."""
     codes_name, scale_name, zero_name = part_names(name)
     scale_shape = spec.granularity.scale_shape(shape)
-    parts = [codes_entry(codes_name, spec.dtype, shape), Entry(scale_name, scale_dtype, scale_shape)]
+    parts = [codes_entry(codes_name, spec.dtype, shape),
+             Entry(scale_name, scale_dtype, scale_shape)]
     if zero_point:
         parts.append(codes_entry(zero_name, spec.dtype, scale_shape))
     return parts
@@ -109,7 +112,7 @@ def encode(name: str, tensor: QuantizedTensor) -> Iterator[tuple[str, Array]]:
 
 def metadata(tensors: Mapping[str, Stored], written: Iterable[Entry]) -> str:
     """The value of the metadata key."""
-    unnamed = {e.name: e.dtype.name for e in written if e.dtype.numpy.kind == "V"}
+    unnamed = {e.name: e.dtype.name for e in written if e.dtype.numpy.isbuiltin != 1}
     described = {name: stored.to_json() for name, stored in tensors.items()}
     return json.dumps({"version": VERSION, "tensors": described, "stored": unnamed},
                       separators=(",", ":"), ensure_ascii=False)
@@ -183,12 +186,18 @@ class Writer:
     def copy_rest(self) -> None:
         """Write the tensors that are not quantized, byte for byte."""
         for entry in self._entries:
-            if entry.name not in self._quantized:
-                self._sink.write(entry.name, self._source.chunks(entry.name))
+            if entry.name in self._quantized:
+                continue
+            # containers differ in how they pack types of less than 8 bits
+            is_packed = entry.dtype.bits < 8
+            read = self._source.read if is_packed else self._source.chunks
+            self._sink.write(entry.name, read(entry.name))
 
 
 def _granularity(fields: Mapping[str, Any]) -> Granularity:
     name, axis, block_size = (fields[key] for key in ("granularity", "axis", "block_size"))
+    if not {type(axis), type(block_size)} <= {int, type(None)}:
+        raise TypeError("axis, block_size")
     if name == PerTensor.name:
         return PerTensor()
     if name == PerAxis.name:
@@ -199,10 +208,10 @@ def _granularity(fields: Mapping[str, Any]) -> Granularity:
 
 
 def codes_entry(name: str, dtype: DType, shape: Shape) -> Entry:
+    """What codes of this shape are stored as: themselves, or packed in a uint8 vector."""
     if dtype.bits >= 8:
         return Entry(name, dtype, shape)
-    count = int(np.prod(shape, dtype=object))
-    return Entry(name, DTYPES["uint8"], (dtype.nbytes(count),))
+    return Entry(name, DTYPES["uint8"], (dtype.nbytes(math.prod(shape)),))
 
 
 def _stored_codes(codes: Array, dtype: DType) -> Array:

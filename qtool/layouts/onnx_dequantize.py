@@ -69,6 +69,7 @@ class OnnxDequantized:
         nodes = [
             node for node in self._model.graph.node
             if node.op_type == "DequantizeLinear" and node.domain in STANDARD
+            and len(node.input) > 1 and node.output
             and stored.issuperset(name for name in node.input if name)
         ]
         for node in nodes:

@@ -9,6 +9,7 @@ Source: ONNX DequantizeLinear, versions 10 to 28; IR.md.
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,14 +68,15 @@ class OnnxQdq:
         )
         self._source = source
         self._parts: dict[str, tuple[list[_Part], dict[str, int]]] = {}
-        # Beyond the limit, where the result gets a data file, the values wait on the disk.
-        self._spool = tempfile.SpooledTemporaryFile(INLINE_LIMIT)  # noqa: SIM115
         self._names = Names(source.model)
         self._model = ModelProto()
         self._model.CopyFrom(source.model)
         if needed:
             raise_opset(self._model, needed, self._names, str(source.path))
             self._raise_ir_version(ir_version(needed))
+        # Beyond the limit, where the result gets a data file, the values wait on the disk.
+        self._spool = tempfile.SpooledTemporaryFile(INLINE_LIMIT)  # noqa: SIM115
+        weakref.finalize(self, self._spool.close)
 
     def add(self, name: str, tensor: QuantizedTensor) -> int:
         """Store a quantized weight. Gives the bytes of its codes, scale and zero point."""
@@ -104,7 +106,6 @@ class OnnxQdq:
             for new in reversed(nodes):
                 graph.node.insert(0, new)
         write_model(path, self._model, values, source=self._source, external_data=external_data)
-        self._spool.close()
 
     def _keep(self, array: NDArray[Any]) -> _Part:
         dtype = resolve(array.dtype)

@@ -1,0 +1,9 @@
+"""Reports as tables for people: results on standard output, the rest on standard error."""
+
+from __future__ import annotations
+
+from qtool.render.bar import progress
+from qtool.render.listing import dtypes, inspected
+from qtool.render.report import dequantized, summary
+
+__all__ = ["dequantized", "dtypes", "inspected", "progress", "summary"]

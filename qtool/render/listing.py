@@ -1,0 +1,109 @@
+"""The tables of `inspect` and `dtypes`, on standard output."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from qtool.render.text import (
+    kind,
+    many,
+    new_table,
+    number,
+    print_line,
+    room,
+    safe,
+    short_name,
+    size,
+    stream,
+)
+
+_SPARKS = " ▁▂▃▄▅▆▇█"
+_PLAIN_SPARKS = " .:-=+*#@"
+_WIDE = 110  # columns of a terminal from which on `inspect --stats` shows shapes too
+
+
+def inspected(result: dict[str, Any]) -> None:
+    """The table of `inspect`, on standard output."""
+    console = stream(err=False)
+    print_line(console, _headline(result))
+    has_stats = any("stats" in row for row in result["tensors"])
+    wide = console.width >= _WIDE or not has_stats
+    columns = ["size"] if wide else []
+    columns += ["min", "max", "zeros", "peak/rms", "histogram"] if has_stats else []
+    table = new_table("tensor", "type", *(("shape",) if wide else ()))
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    rows = [(row["name"], _inspect_cells(row, console, wide=wide)) for row in result["tensors"]]
+    name_width = room(table, [cells for _, cells in rows], console.width)
+    for name, cells in rows:
+        table.add_row(short_name(name, name_width), *cells)
+    console.print(table)
+    for line in _operators(result.get("quantized_operators", [])):
+        print_line(console, line)
+
+
+def _headline(result: dict[str, Any]) -> str:
+    totals = result["totals"]
+    words = [f"{safe(result['name'])}: {result['container']}", size(result["bytes"]),
+             many(totals["tensors"], "tensor")]
+    if "opset_import" in result:
+        words.append("opset " + ", ".join(
+            str(v) if k == "ai.onnx" else f"{safe(k)} {v}"
+            for k, v in result["opset_import"].items()))  # fmt: skip
+        words.append(many(result["nodes"], "node"))
+    tools = ", ".join(result["quantized_by"])
+    words.append(f"quantized with {tools}" if tools else "not quantized")
+    return ", ".join(words)
+
+
+def _operators(uses: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """One line per operator and way of quantizing."""
+    kinds = Counter(
+        (use["operator"], use["dtype"] or "", use["granularity"] or "", use["block_size"] or "")
+        for use in uses
+    )
+    for (operator, *rest), count in kinds.most_common():
+        yield f"{count} {operator}: {' '.join(str(word) for word in rest if word)}".rstrip(": ")
+
+
+def _inspect_cells(row: dict[str, Any], console: Console, *, wide: bool) -> list[str]:
+    quantization = row["quantization"]
+    cells = [row["dtype"] if quantization is None else kind(quantization)]
+    if wide:
+        cells += ["x".join(map(str, row["shape"])) or "scalar", size(row["bytes"])]
+    return cells + (_stats_cells(row, console, wide=wide) if "stats" in row else [])
+
+
+def _stats_cells(row: dict[str, Any], console: Console, *, wide: bool) -> list[str]:
+    stats = row["stats"]
+    if stats is None or stats["min"] is None:
+        return ["-"] * 5
+    zeros = stats["zero_count"] / max(1, math.prod(row["shape"]))
+    sparks = _SPARKS if console.encoding.startswith("utf") else _PLAIN_SPARKS
+    counts = stats["histogram"]
+    if not wide:
+        counts = [a + b for a, b in zip(counts[::2], counts[1::2], strict=True)]
+    return [f"{stats['min']:.3g}", f"{stats['max']:.3g}", f"{zeros:.1%}",
+            number(stats["outlier_ratio"], ".1f"), sparkline(counts, sparks)]
+
+
+def sparkline(counts: Sequence[int], sparks: str = _SPARKS) -> str:
+    """Counts as one character each, on a square-root scale that keeps tails visible."""
+    top = math.sqrt(max(counts) or 1)
+    return "".join(sparks[math.ceil(math.sqrt(c) / top * (len(sparks) - 1))] for c in counts)
+
+
+def dtypes(rows: Sequence[dict[str, Any]]) -> None:
+    """The table of `dtypes`, on standard output."""
+    table = new_table("type")
+    for column in ("bits", "lowest", "highest", "ONNX code", "first opset"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(row["name"], str(row["bits"]), f"{row['qmin']:g}", f"{row['qmax']:g}",
+                      str(row["code"]), str(row["opset"]))
+    stream(err=False).print(table)

@@ -1,0 +1,83 @@
+"""The tables of `quantize`, `dynamic` and `dequantize`, on standard error."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from qtool.render.text import (
+    kind,
+    many,
+    new_table,
+    number,
+    place,
+    print_line,
+    room,
+    safe,
+    short_name,
+    size,
+    stream,
+)
+
+ROWS = 12  # tensors of a report that are shown; the report has all
+
+
+def summary(report: dict[str, Any]) -> None:
+    """The table of `quantize` and `dynamic`: worst tensors, totals, what was left alone."""
+    console = stream(err=True)
+    tensors = sorted(report["tensors"], key=_badness)
+    if tensors:
+        console.print(_tensor_table(tensors[:ROWS], report["totals"], console.width))
+    if len(tensors) > ROWS:
+        print_line(console, f"and {many(len(tensors) - ROWS, 'tensor')} with less error")
+    reasons = Counter(entry["reason"] for entry in report["skipped"])
+    for reason, count in reasons.most_common():
+        print_line(console, f"left alone: {many(count, 'tensor')}: {safe(reason)}")
+    for warning in report["warnings"]:
+        print_line(console, f"warning: {safe(warning)}", style="yellow")
+    totals = report["totals"]
+    before, after = totals["file_bytes_before"], totals["file_bytes_after"]
+    ratio = f", {before / after:.2f} times smaller" if after and before > after else ""
+    sizes = f"{size(before)} -> {size(after)}{ratio}"
+    print_line(console, f"{place(report['output'])}: {sizes}, {report['seconds']:.2f} s")
+
+
+def _tensor_table(
+    tensors: Sequence[dict[str, Any]], totals: dict[str, Any], width: int
+) -> Table:
+    rows = [(row["name"], [kind(row), *_figures(row)]) for row in tensors]
+    last = (many(totals["tensors"], "tensor"), ["", *_figures(totals)])
+    table = new_table("tensor, worst first", "type")
+    for column in ("SQNR", "max error", "clipped", "bits"):
+        table.add_column(column, justify="right", no_wrap=True)
+    name_width = room(table, [cells for _, cells in (*rows, last)], width)
+    for name, cells in rows:
+        table.add_row(short_name(name, name_width), *cells)
+    table.add_section()
+    table.add_row(last[0], *last[1], style="bold")
+    return table
+
+
+def _figures(row: dict[str, Any]) -> list[str]:
+    sqnr = "exact" if row["mse"] == 0 else number(row["sqnr_db"], ".2f", " dB")
+    clipped = number(row["clipped_fraction"], ".3%") if row["clipped"] else "0"
+    bits = number(row["bits_per_weight"], ".2f")
+    return [sqnr, number(row["max_abs_error"], ".3g"), clipped, bits]
+
+
+def _badness(row: dict[str, Any]) -> float:
+    """Ascending: worst SQNR first, exact and empty tensors last."""
+    return math.inf if row["sqnr_db"] is None else float(row["sqnr_db"])
+
+
+def dequantized(result: dict[str, Any]) -> None:
+    """The line of `dequantize`."""
+    output = result["output"]
+    done = f"{many(len(result['tensors']), 'tensor')} to {result['tensors'][0]['dtype']}"
+    sizes = f"{size(result['source']['bytes'])} -> {size(output['bytes'])}"
+    line = f"{place(output)}: dequantized {done}, {sizes}, {result['seconds']:.2f} s"
+    print_line(stream(err=True), line)

@@ -1,0 +1,152 @@
+"""What the nodes of a model say about its tensors: axes, obstacles, quantization that is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import NodeProto, TensorProto, helper
+from onnx_models import constant, initializer, model, save
+
+from qtool.dtypes import DTYPES
+from qtool.formats.onnx import OnnxSource, QuantizedUse
+
+
+def make(operator: str, *inputs: str, **attributes: Any) -> NodeProto:
+    return helper.make_node(operator, list(inputs), ["y"], **attributes)
+
+
+AXES: list[Any] = [
+    pytest.param([make("MatMul", "x", "w")], 2, (1, 0), id="matmul"),
+    pytest.param([make("MatMul", "x", "w")], 3, (2, 1), id="batched-matmul"),
+    pytest.param([make("MatMul", "w", "x")], 2, (0, 1), id="matmul-left"),
+    pytest.param([make("Gemm", "x", "w")], 2, (1, 0), id="gemm"),
+    pytest.param([make("Gemm", "x", "w", transB=1)], 2, (0, 1), id="gemm-transposed"),
+    pytest.param([make("Conv", "x", "w")], 4, (0, 1), id="conv"),
+    pytest.param([make("ConvTranspose", "x", "w")], 4, (1, 0), id="conv-transpose"),
+    pytest.param([make("Gather", "w", "x")], 2, (0, 1), id="embedding"),
+    pytest.param([make("Gather", "w", "x", axis=1)], 2, (None, None), id="gather-columns"),
+    pytest.param([make("LSTM", "x", "w", "r")], 3, (1, 2), id="lstm"),
+    pytest.param([make("Einsum", "x", "w", equation="ij,jk")], 2, (None, None), id="einsum"),
+    pytest.param([make("Add", "x", "w"), make("Conv", "x", "w")], 4, (0, 1), id="one-knows"),
+    pytest.param([make("Gather", "w", "x"), make("MatMul", "x", "w"),
+                  make("Gemm", "x", "w", transB=1)], 2, (0, 1), id="most-agree"),
+    pytest.param([make("MatMul", "x", "w"), make("Gather", "w", "x")], 2, (1, 0), id="first"),
+    pytest.param([helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]),
+                  make("MatMul", "x", "t")], 2, (0, 1), id="behind-transpose"),
+    pytest.param([helper.make_node("Transpose", ["w"], ["t"], perm=[2, 0, 1]),
+                  make("MatMul", "x", "t")], 3, (1, 0), id="behind-rotation"),
+    pytest.param([helper.make_node("Cast", ["w"], ["c"], to=1),
+                  helper.make_node("Identity", ["c"], ["i"]), make("Conv", "x", "i")], 4, (0, 1),
+                 id="behind-cast-and-identity"),
+    pytest.param([helper.make_node("Identity", ["w"], ["v"]),
+                  helper.make_node("Identity", ["v"], ["w"])], 2, (None, None), id="a-circle"),
+]
+
+
+@pytest.mark.parametrize(("nodes", "rank", "axes"), AXES)
+def test_the_axes_come_from_the_consumers(
+    tmp_path: Path, nodes: list[NodeProto], rank: int, axes: tuple[int | None, int | None]
+) -> None:
+    graph = helper.make_graph(nodes, "g", [], [], [initializer("w", np.ones((2, 3, 4, 5)[:rank]))])
+    source = OnnxSource(save(helper.make_model(graph), tmp_path / "m.onnx"))
+    info = next(i for i in source.infos() if i.name == "w")
+    assert (info.output_axis, info.reduced_axis) == axes
+
+
+def test_a_consumer_in_a_nested_graph_counts_unless_the_name_is_its_own(tmp_path: Path) -> None:
+    def body(*own: TensorProto) -> Any:
+        return helper.make_graph([make("Conv", "x", "w")], "b", [], [], own)
+
+    w = initializer("w", np.ones((2, 3, 1, 1)))
+    for own, axes in (((), (0, 1)), ((w,), (None, None))):
+        node = helper.make_node("If", ["c"], ["z"], then_branch=body(*own), else_branch=body(*own))
+        graph = helper.make_graph([node], "g", [], [], [w])
+        info = OnnxSource(save(helper.make_model(graph), tmp_path / "m.onnx")).infos()[0]
+        assert (info.output_axis, info.reduced_axis) == axes
+
+
+W = initializer("w", np.ones((4, 4)))
+
+
+def obstacle(tmp_path: Path, *nodes: NodeProto, ir_version: int = 10, **fields: Any) -> str | None:
+    made = model(nodes, [W], ir_version=ir_version, **fields)
+    return OnnxSource(save(made, tmp_path / "m.onnx")).infos()[0].obstacle
+
+
+def test_a_weight_that_callers_may_set_is_an_obstacle(tmp_path: Path) -> None:
+    inputs = {"x": (1, 4), "w": (4, 4)}
+    found = obstacle(tmp_path, make("MatMul", "x", "w"), inputs=inputs)
+    assert found == "is a graph input that callers may set, with this as its default"
+    assert obstacle(tmp_path, make("MatMul", "x", "w"), inputs=inputs, ir_version=3) is None
+
+
+def test_what_a_quantized_operator_reads_is_an_obstacle(tmp_path: Path) -> None:
+    found = obstacle(tmp_path, make("QuantizeLinear", "w", "s"), inputs={"s": ()})
+    assert found == "is read by QuantizeLinear, so it is part of something quantized already"
+    scale = make("MatMulNBits", "x", "b", "w", domain="com.microsoft")
+    imports = [helper.make_opsetid("com.microsoft", 1)]
+    assert obstacle(tmp_path, scale, inputs={"x": (1,), "b": (1,)}, imports=imports) is not None
+    assert obstacle(tmp_path, make("MatMul", "x", "w"), inputs={"x": (1, 4)}) is None
+
+
+def test_a_weight_that_training_updates_is_an_obstacle(tmp_path: Path) -> None:
+    made = model([make("MatMul", "x", "w")], [W], inputs={"x": (1, 4)})
+    made.training_info.add().update_binding.add(key="w", value="w_new")
+    info = OnnxSource(save(made, tmp_path / "m.onnx")).infos()[0]
+    assert info.obstacle == "is updated in training"
+
+
+def int8(name: str, shape: tuple[int, ...]) -> TensorProto:
+    return initializer(name, np.zeros(shape), np.int8)
+
+
+FLOAT32, FLOAT16, INT8 = DTYPES["float32"], DTYPES["float16"], DTYPES["int8"]
+USES: list[Any] = [
+    pytest.param(make("DequantizeLinear", "q", "s", axis=0),
+                 [int8("q", (2, 4)), initializer("s", [1, 2])],
+                 QuantizedUse("q", "DequantizeLinear", INT8, "per_axis", 0, None, FLOAT32),
+                 id="per-axis"),
+    pytest.param(make("DequantizeLinear", "q", "s", axis=1, block_size=2),
+                 [int8("q", (2, 4)), initializer("s", np.ones((2, 2)), np.float16)],
+                 QuantizedUse("q", "DequantizeLinear", INT8, "blocked", 1, 2, FLOAT16),
+                 id="blocked"),
+    pytest.param(make("QuantizeLinear", "x", "s", "z"),
+                 [initializer("s", 1), int8("z", ())],
+                 QuantizedUse("x", "QuantizeLinear", INT8, "per_tensor", None, None, FLOAT32),
+                 id="activation"),
+    pytest.param(make("QuantizeLinear", "x", "s", output_dtype=22), [initializer("s", [1])],
+                 QuantizedUse("x", "QuantizeLinear", DTYPES["int4"], "per_tensor", None, None,
+                              FLOAT32), id="output-dtype"),
+    pytest.param(make("MatMulNBits", "x", "b", "s", K=4, N=4, bits=4, block_size=16,
+                      domain="com.microsoft"), [],
+                 QuantizedUse("x", "MatMulNBits", DTYPES["uint4"], "blocked", None, 16, None),
+                 id="matmul-nbits"),
+    pytest.param(make("QLinearConv", "x", "s"), [],
+                 QuantizedUse("x", "QLinearConv", None, None, None, None, None), id="qlinear"),
+]
+
+
+@pytest.mark.parametrize(("node", "tensors", "use"), USES)
+def test_quantized_operators_are_described(
+    tmp_path: Path, node: NodeProto, tensors: list[TensorProto], use: QuantizedUse
+) -> None:
+    graph = helper.make_graph([constant("unrelated", [1]), node], "g", [], [], tensors)
+    assert OnnxSource(save(helper.make_model(graph), tmp_path / "m.onnx")).quantized() == [use]
+
+
+def test_quantized_operators_in_nested_graphs_and_functions_are_found(tmp_path: Path) -> None:
+    body = helper.make_graph([make("MatMulInteger", "a", "b")], "b", [], [])
+    node = helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)
+    function = helper.make_function("local", "F", ["a"], ["y"], [make("ConvInteger", "a", "a")],
+                                    [helper.make_opsetid("", 21)])
+    made = helper.make_model(helper.make_graph([node], "g", [], []), functions=[function])
+    uses = OnnxSource(save(made, tmp_path / "m.onnx")).quantized()
+    assert [use.operator for use in uses] == ["MatMulInteger", "MatMulInteger", "ConvInteger"]
+
+
+def test_a_float_model_is_not_quantized(tmp_path: Path) -> None:
+    made = model([make("MatMul", "x", "w")], [W], inputs={"x": (1, 4)})
+    assert OnnxSource(save(made, tmp_path / "m.onnx")).quantized() == []
