@@ -186,9 +186,7 @@ def _given_scale(
     values = _fit(scale, spec.granularity.scale_shape(shape), thing).astype(np.float64)
     if not spec.negative_scale and (values < 0).any():
         raise SpecError(thing, "a value below zero", "use --negative-scale if it is meant")
-    stored = ops.cast(values, storage)
-    ops.check_scale(stored, thing)
-    return stored
+    return ops.cast(values, storage)
 
 
 def _given_zero_point(

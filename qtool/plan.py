@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from qtool.dtypes import DType
-from qtool.errors import QtoolError
 from qtool.formats import Entry
 from qtool.layouts import native
 from qtool.recipe import Recipe
@@ -43,11 +42,9 @@ def make_plan(
     """One Planned per tensor, in the order of the source.
 
     given: says which scales are given; None: qtool chooses them.
-    Raises QtoolError where recipe does not fit a tensor, or names collide.
+    Raises SpecError where recipe does not fit a tensor.
     """
-    plan = [_planned(info, recipe, given) for info in infos]
-    _check_names([entry for planned in plan for entry in planned.entries])
-    return plan
+    return [_planned(info, recipe, given) for info in infos]
 
 
 def _planned(info: TensorInfo, recipe: Recipe, given: Given | None) -> Planned:
@@ -67,14 +64,3 @@ def _planned(info: TensorInfo, recipe: Recipe, given: Given | None) -> Planned:
     if not recipe.bare and not recipe.all_ranks and planned.bytes_after >= info.nbytes:
         return Planned(info, copied, reason=f"would not get smaller as {spec.dtype}")
     return planned
-
-
-def _check_names(entries: Iterable[Entry]) -> None:
-    """Refuse two entries of one name: w and w.scale in a source collide with w's own scale."""
-    seen: set[str] = set()
-    for entry in entries:
-        if entry.name in seen:
-            base = entry.name.rpartition(".")[0]
-            raise QtoolError(f"tensor {entry.name}", f"its name is needed for parameters of {base}",
-                             f"rename it in the source, or use --exclude '{base}'")
-        seen.add(entry.name)

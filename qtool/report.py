@@ -100,6 +100,9 @@ def to_json(report: Mapping[str, Any]) -> str:
 def is_report(path: Path) -> bool:
     """Whether a file holds a report of qtool's, which another one may replace."""
     try:
+        with path.open("rb") as file:
+            if file.read(1) != b"{":  # a file of weights is not read into memory
+                return False
         data = json.loads(path.read_text(encoding="utf-8"))
         return data["tool"]["name"] == "qtool" and "report_version" in data
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

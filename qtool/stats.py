@@ -46,10 +46,9 @@ class Stats:
 
     def merge(self, other: Stats) -> None:
         """Add the elements of other, which come after these."""
-        if exceeds(other.max_abs_error, self.max_abs_error):
-            self.max_abs_error = other.max_abs_error
-            if other.max_abs_error_at is not None:
-                self.max_abs_error_at = self.elements + other.max_abs_error_at
+        at = other.max_abs_error_at
+        if at is not None and exceeds(other.max_abs_error, self.max_abs_error):
+            self.max_abs_error, self.max_abs_error_at = other.max_abs_error, self.elements + at
         self.min = min(self.min, other.min)
         self.max = max(self.max, other.max)
         for name in _COUNTS:
@@ -105,7 +104,7 @@ class Accumulator:
         with np.errstate(all="ignore"):
             values = x.reshape(-1).astype(np.float64)
             estimate = x_hat.reshape(-1).astype(np.float64)
-            finite = np.isfinite(values.astype(np.float32))
+            finite = np.isfinite(x.reshape(-1).astype(np.float32, copy=False))
             window = _window(values, finite, v.reshape(-1), estimate, self._qmin, self._qmax)
             if not finite.all():
                 values, estimate = np.where(finite, values, 0.0), np.where(finite, estimate, 0.0)

@@ -73,6 +73,9 @@ def run(made: ModelProto | Path, feeds: Mapping[str, Array]) -> list[Array]:
     """The outputs, without onnxruntime's rewriting of the graph, which computes in int8."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    # Stored weights would be laid out otherwise than computed ones, and summed in another order.
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.intra_op_num_threads = 1
     options.log_severity_level = 4
     content = str(made) if isinstance(made, Path) else made.SerializeToString()
     outputs: list[Array] = onnxruntime.InferenceSession(content, options).run(None, dict(feeds))

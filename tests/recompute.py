@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ LARGEST = {"int8": 127, "int4": 7, "float8e4m3fn": 448, "float4e2m1": 6}
 # The first float32 quotient that rounds beyond the largest value: that one, and half the step to
 # the next one on the grid, is a tie, which goes down for float8e4m3fn and up for float4e2m1.
 BEYOND = {
-    "int8": np.float32(127.50000), "int4": np.float32(7.5),
+    "int8": np.float32(127.5), "int4": np.float32(7.5),
     "float8e4m3fn": np.nextafter(np.float32(464), np.float32(500)), "float4e2m1": np.float32(7),
 }  # fmt: skip
 
@@ -69,7 +68,7 @@ class Weight:
 
     def rescaled(self, x: Array) -> Array:
         """The scale that puts the largest absolute value of each group on the largest code."""
-        x = np.abs(x.astype(np.float64))
+        x = np.abs(x.astype(np.float32)).astype(np.float64)
         if self.block_size is None:
             others = tuple(axis for axis in range(x.ndim) if axis != self.axis)
             largest = x.max(axis=others)
@@ -87,10 +86,8 @@ class Weight:
     def clipped(self, x: Array) -> tuple[int, int]:
         """How many values of x round beyond the lowest and the largest code."""
         quotient, beyond = self._quotient(x), BEYOND[self.dtype]
-        if self.is_integer:  # ties go to the even neighbour, out of range above and in range below
-            low = quotient < -beyond - 1
-        else:
-            low = quotient <= -beyond
+        # a tie below the lowest integer goes up to it, the even neighbour
+        low = quotient < -beyond - 1 if self.is_integer else quotient <= -beyond
         return int(low.sum()), int((quotient >= beyond).sum())
 
     def _quotient(self, x: Array) -> Array:
@@ -178,70 +175,73 @@ def _unpacked(stored: Array, dtype: str, shape: list[int]) -> Array:
     return nibbles.view(code).reshape(shape)
 
 
-class Figures:
-    """The figures of sources x, in order, each with its quantized form."""
+@dataclass(frozen=True)
+class Part:
+    """What the figures of one tensor are made of. sums: of x^2, e^2, x * x_hat, x_hat^2, e, |e|."""
 
-    def __init__(self, pairs: list[tuple[Array, Weight]]) -> None:
-        self._pairs = pairs
-
-    @cached_property
-    def counts(self) -> dict[str, Any]:
-        """What must be equal to the last bit."""
-        parts = [self._part(x, weight) for x, weight in self._pairs]
-        clipped = [weight.clipped(x) for x, weight in self._pairs]
-        low, high = (sum(side) for side in zip(*clipped, strict=True))
-        elements = sum(x.size for x, _ in self._pairs)
-        lowest, highest = (f(part[k] for part in parts)
-                           for f, k in ((min, "min"), (max, "max")))  # fmt: skip
-        return {
-            "elements": elements, "nan_count": 0, "inf_count": 0,
-            "zero_count": sum(part["zeros"] for part in parts),
-            "clipped_low": low, "clipped_high": high, "clipped": low + high,
-            "clipped_fraction": (low + high) / elements,
-            "flushed_to_zero": sum(part["flushed"] for part in parts),
-            "min": lowest, "max": highest, "absmax": max(-lowest, highest),
-            "max_abs_error": max(part["largest"] for part in parts),
-        }  # fmt: skip
-
-    @cached_property
-    def sums(self) -> dict[str, float]:
-        """What must be equal but for the order in which float64 sums were added."""
-        xx, ee, xy, yy = (math.fsum(s) for s in zip(*map(self._products, self._pairs), strict=True))
-        n = sum(x.size for x, _ in self._pairs)
-        return {
-            "mse": ee / n, "rmse": math.sqrt(ee / n), "sqnr_db": 10 * math.log10(xx / ee),
-            "cosine_similarity": xy / math.sqrt(xx) / math.sqrt(yy),
-            "relative_error": math.sqrt(ee / xx),
-        }  # fmt: skip
-
-    @cached_property
-    def mean_error(self) -> tuple[float, float]:
-        """The mean of the errors, and that of their absolute values."""
-        errors = [_error(x, weight) for x, weight in self._pairs]
-        n = sum(error.size for error in errors)
-        return sum(e.sum() for e in errors) / n, sum(np.abs(e).sum() for e in errors) / n
-
-    @staticmethod
-    def _part(x: Array, weight: Weight) -> dict[str, Any]:
-        zero = x == 0
-        return {
-            "zeros": int(zero.sum()), "min": float(x.min()), "max": float(x.max()),
-            "flushed": int(((weight.dequantized(np.float32) == 0) & ~zero).sum()),
-            "largest": float(np.abs(_error(x, weight)).max()),
-        }  # fmt: skip
-
-    @staticmethod
-    def _products(pair: tuple[Array, Weight]) -> tuple[float, float, float, float]:
-        x, error = pair[0].astype(np.float64).reshape(-1), _error(*pair).reshape(-1)
-        y = pair[1].dequantized(np.float32).astype(np.float64).reshape(-1)
-        return float(x @ x), float(error @ error), float(x @ y), float(y @ y)
+    elements: int
+    zeros: int
+    clipped: tuple[int, int]
+    flushed: int
+    low: float
+    high: float
+    largest_error: float
+    largest_error_index: list[int]
+    sums: tuple[float, ...]
 
 
-def largest_error(x: Array, weight: Weight) -> list[int]:
-    """The index of the first of the largest absolute errors."""
-    error = np.abs(_error(x, weight))
-    return [int(i) for i in np.unravel_index(np.argmax(error), error.shape)]
+def part(x: Array, weight: Weight) -> Part:
+    """The figures of a source and its quantized form."""
+    exact = x.astype(np.float64).reshape(-1)
+    estimate = weight.dequantized(np.float32).astype(np.float64).reshape(-1)
+    error = estimate - exact
+    absolute = np.abs(error)
+    at = int(np.argmax(absolute))
+    products = (exact @ exact, error @ error, exact @ estimate, estimate @ estimate)
+    return Part(
+        x.size,
+        int((exact == 0).sum()),
+        weight.clipped(x),
+        int(((estimate == 0) & (exact != 0)).sum()),
+        float(exact.min()),
+        float(exact.max()),
+        float(absolute[at]),
+        [int(i) for i in np.unravel_index(at, x.shape)],
+        (*map(float, products), float(error.sum()), float(absolute.sum())),
+    )
 
 
-def _error(x: Array, weight: Weight) -> Array:
-    return weight.dequantized(np.float32).astype(np.float64) - x.astype(np.float64)
+def counts(parts: list[Part]) -> dict[str, Any]:
+    """The figures of several tensors together that no order of additions can change."""
+    elements = sum(p.elements for p in parts)
+    low, high = (sum(p.clipped[side] for p in parts) for side in (0, 1))
+    lowest, highest = min(p.low for p in parts), max(p.high for p in parts)
+    return {
+        "elements": elements,
+        "nan_count": 0,
+        "inf_count": 0,
+        "zero_count": sum(p.zeros for p in parts),
+        "clipped_low": low,
+        "clipped_high": high,
+        "clipped": low + high,
+        "clipped_fraction": (low + high) / elements,
+        "flushed_to_zero": sum(p.flushed for p in parts),
+        "min": lowest,
+        "max": highest,
+        "absmax": max(abs(lowest), abs(highest)),
+        "max_abs_error": max(p.largest_error for p in parts),
+    }
+
+
+def means(parts: list[Part]) -> tuple[dict[str, float], float, float]:
+    """The figures made of sums; the mean of the errors and that of their absolute values."""
+    xx, ee, xy, yy, e, absolute = map(math.fsum, zip(*(p.sums for p in parts), strict=True))
+    n = sum(p.elements for p in parts)
+    ratios = {
+        "mse": ee / n,
+        "rmse": math.sqrt(ee / n),
+        "sqnr_db": 10 * math.log10(xx / ee),
+        "cosine_similarity": xy / math.sqrt(xx) / math.sqrt(yy),
+        "relative_error": math.sqrt(ee / xx),
+    }
+    return ratios, e / n, absolute / n

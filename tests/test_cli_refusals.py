@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import onnx_models
 import pytest
-from command import Array, float32, ok, qtool, refused, uint8
+from command import Array, float32, initializers, ok, qtool, refused, uint8
 from onnx import TensorProto, helper
 from safetensors.numpy import save_file
 
@@ -110,9 +110,9 @@ ARGUMENTS: list[Any] = [  # arguments after "quantize", exit code, what the line
                  "q.safetensors: is quantized already (qtool); dequantize it first, or use "
                  "--requantize", id="quantized-by-qtool"),
     pytest.param("vector.safetensors --dtype int8", 1,
-                 "vector.safetensors: nothing to quantize: 1 rank below 2; use --allow-empty",
+                 "vector.safetensors: nothing to quantize: rank below 2 (1); use --allow-empty",
                  id="nothing"),
-    pytest.param("m.npz --dtype int8 --include z", 1, "nothing to quantize: 2 not included",
+    pytest.param("m.npz --dtype int8 --include z", 1, "nothing to quantize: not included (2)",
                  id="nothing-included"),
     pytest.param("m.npz --dtype int8 --include re:[", 2,
                  "pattern 're:[': is not a regular expression", id="bad-expression"),
@@ -140,6 +140,9 @@ ARGUMENTS: list[Any] = [  # arguments after "quantize", exit code, what the line
                  id="external-data"),
     pytest.param("x.npy --dtype int8 --report other.json", 1,
                  "report other.json: exists and is no qtool report", id="report-over-other-file"),
+    pytest.param("x.npy --dtype int8 --report none/r.json", 1, "create its folder first",
+                 id="report-without-folder"),
+    pytest.param("x.npy --dtype int8 --report .", 1, ".: is a folder", id="report-is-a-folder"),
     pytest.param("x.npy --dtype int8 --report x.npy", 1, "report x.npy: is also x.npy",
                  id="report-over-source"),
     pytest.param("x.npy --dtype int8 -o y.npz --report y.npz", 1, "report y.npz: is also y.npz",
@@ -175,7 +178,7 @@ ARGUMENTS: list[Any] = [  # arguments after "quantize", exit code, what the line
     pytest.param("x.npy --dtype int8 --scale vector.safetensors", 1,
                  "vector.safetensors: holds no NAME.scale", id="file-without-scales"),
     pytest.param("x.npy --dtype int8 --scale q.safetensors", 1,
-                 "nothing to quantize: 1 no scale is given for it", id="scales-of-others"),
+                 "nothing to quantize: no scale is given for it (1)", id="scales-of-others"),
     pytest.param("x.npy --dtype uint8 --scale 1 --zero-point 256", 1, "use values in [0, 255]",
                  id="zero-point-too-large"),
     pytest.param("x.npy --dtype int8 --scale 1 --zero-point 0.5", 1,
@@ -283,7 +286,11 @@ def test_a_quantized_onnx_model_is_refused(command: str, tmp_path: Path) -> None
     options = ["--dtype", "int8"] if command == "quantize" else []
     message = refused(command, source, *options)
     assert "is quantized already (DequantizeLinear of q)" in message
-    ok(command, source, *options, "--requantize")
+    ok(command, source, *options, "--requantize", "-o", tmp_path / "y.onnx")
+    found = initializers(tmp_path / "y.onnx")
+    assert {"q", "s", "v_quantized", "v_scale"} <= set(found)
+    assert (found["q"].dtype.name, found["q"].tolist()) == ("int8", [[1, 2]])
+    assert (found["s"].dtype.name, found["s"].tolist()) == ("float32", 0.5)
 
 
 def link(source: Path, folder: Path) -> Path:

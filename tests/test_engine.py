@@ -128,6 +128,18 @@ def test_tensors_of_several_boxes_equal_the_operator(
     assert q.stats.elements == x.size
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 100), (40, 5, 3), (3, 40, 5), (2, 3, 90), (9, 1, 16)],
+                         ids=str)  # fmt: skip
+def test_boxes_are_bounded_and_follow_one_another(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int]
+) -> None:
+    monkeypatch.setattr(engine, "BOX", 32)
+    order = np.arange(np.prod(shape)).reshape(shape)
+    pieces = [order[box].reshape(-1) for box in engine._boxes(shape)]
+    assert max(piece.size for piece in pieces) <= 32
+    assert np.concatenate(pieces).tolist() == list(range(order.size))
+
+
 def test_a_box_of_every_order_of_axes_is_in_c_order() -> None:
     x = example("float32", (4, 6, 8))
     for order in ((2, 1, 0), (1, 0, 2)):
@@ -281,6 +293,8 @@ INT8_3 = QuantSpec("int8", PerAxis(0))
          f"scale of w: shape (2,), but the granularity needs (3,); {SHAPE_ADVICE}"),
         (INT8_3, [[1.0, 2.0, 3.0]], None,
          f"scale of w: shape (1, 3), but the granularity needs (3,); {SHAPE_ADVICE}"),
+        (INT8_3, [[1.0]], None,
+         f"scale of w: shape (1, 1), but the granularity needs (3,); {SHAPE_ADVICE}"),
         (INT8_3, 1, [1, 2],
          f"zero_point of w: shape (2,), but the granularity needs (3,); {SHAPE_ADVICE}"),
         (INT8_3, [1.0, 0.0, 2.0], None,

@@ -86,6 +86,13 @@ def test_other_tensors_are_left_alone(tensors: dict[str, str]) -> None:
     assert recognise([info(name, dtype, 4) for name, dtype in tensors.items()]) == {}
 
 
+def test_the_first_tool_that_fits_is_told() -> None:
+    tensors = {"a.weight": "int8", "a.weight_scale": "float32", "a.SCB": "float32"}
+    found = recognise([info(name, dtype, 4) for name, dtype in tensors.items()])
+    first = "compressed-tensors or ModelOpt"
+    assert found == {"a.weight": first, "a.weight_scale": first, "a.SCB": "bitsandbytes"}
+
+
 def test_two_tools_in_one_file_are_told_apart() -> None:
     tensors = {"a.weight": "int8", "a.SCB": "float32", "b.qweight": "int32", "b.scales": "float16"}
     found = recognise([info(name, dtype, 4) for name, dtype in tensors.items()])

@@ -64,6 +64,8 @@ QUANTIZE = [
      "it must equal x's shape except on the axis"),
     ("a block size that is too small", (f32([range(8)]), f32([[1, 1, 1]])), {"block_size": 2},
      "block_size: 2 does not split 8 elements into 3; the accepted range is [3, 3]"),
+    ("scales that need blocks of one", (f32([range(5)]), f32([[1, 1, 1, 1, 1]])), {"block_size": 2},
+     "block_size: 2 does not split 5 elements into 5; the accepted range is [1, 1]"),
     ("a block size that is too large", (f32([range(9)]), f32([[1, 1]])), {"block_size": 9},
      "block_size: 9 does not split 9 elements into 2; the accepted range is [5, 8]"),
     ("one block that is too short", (f32([range(8)]), f32([[1]])), {"block_size": 7},

@@ -25,7 +25,7 @@ def info(shape: tuple[int, ...] = (4, 8), dtype: str = "float32", name: str = "w
     [
         (["*"], "a.b/c", True), (["a*"], "a.b/c", True), (["a*"], "ba", False),
         (["*.weight"], "layer.0.weight", True), (["*.weight"], "layer.0.weight2", False),
-        (["layer.?.weight"], "layer.0.weight", True), (["layer.?.weight"], "layer.10.weight", False),
+        (["a.?.weight"], "a.0.weight", True), (["a.?.weight"], "a.10.weight", False),
         (["[ab].w"], "b.w", True), (["[!ab].w"], "b.w", False), (["w"], "w", True),
         (["w"], "W", False), (["W"], "w", False), (["a", "b"], "b", True), (["w"], "w\n", False),
         (["*"], "a\nb", True), (["a+b"], "a+b", True), (["a:b"], "a:b", True),
@@ -41,8 +41,6 @@ def test_patterns_are_globs_or_regular_expressions(
     included = Recipe(INT8, include=patterns).reason_against(tensor)
     excluded = Recipe(INT8, exclude=patterns).reason_against(tensor)
     assert (included, excluded) == ((None, "excluded") if is_match else ("not included", None))
-    assert unmatched(patterns, [name]) == ([] if is_match and len(patterns) == 1 else
-                                           [p for p in patterns if p != name])
 
 
 @pytest.mark.parametrize("pattern", ["re:(", "re:a{99999999999999999999}", "re:*"])

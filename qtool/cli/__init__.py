@@ -8,7 +8,7 @@ import typer
 
 from qtool import __version__
 from qtool.cli import dequantize, dtypes, dynamic, inspect, quantize
-from qtool.cli.exits import terminable
+from qtool.cli.exits import process
 
 app = typer.Typer(
     name="qtool",
@@ -44,5 +44,5 @@ def _options(
 
 def main() -> None:
     """Run the command line; the exit code says how it went."""
-    with terminable():
+    with process():
         app()

@@ -36,14 +36,25 @@ def exit_code() -> Iterator[None]:
 
 
 @contextmanager
-def terminable() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that temporary files are removed, and exit with 143."""
+def process() -> Iterator[None]:
+    """What holds for the whole process: its signals, its streams and its help.
+
+    SIGTERM unwinds the stack, so that temporary files are removed, and exits with 143.
+    """
 
     def leave(_signal: int, _frame: object) -> None:
         sys.exit(143)
 
     signal.signal(signal.SIGTERM, leave)
-    yield
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the parent: no file of ours gets its number
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    try:
+        yield
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # the reader of --help is gone
+            sys.exit(0)
+        raise
 
 
 def _fail(message: str, code: int) -> None:

@@ -141,7 +141,13 @@ def _slice(node: NodeProto, context: Context) -> list[NodeProto]:
     return nodes
 
 
-def _dropout(node: NodeProto, context: Context) -> list[NodeProto]:
+def _dropout_10(node: NodeProto, context: Context) -> list[NodeProto]:
+    if any(node.output[1:]):
+        raise CannotAdaptError("its mask became boolean")
+    return [node]
+
+
+def _dropout_12(node: NodeProto, context: Context) -> list[NodeProto]:
     # Without its input training_mode the ratio is ignored, as it was in inference before.
     _pop(node, "ratio")
     return [node]
@@ -219,11 +225,12 @@ ADAPTERS: dict[tuple[str, int], Adapter] = {
     ("Upsample", 10): _rename("Resize"),
     ("Slice", 10): _slice,
     ("TopK", 10): _top_k,
+    ("Dropout", 10): _dropout_10,
     ("Clip", 11): _clip,
     ("Pad", 11): _pad,
     ("Resize", 11): _resize_11,
     ("Scatter", 11): _rename("ScatterElements"),
-    ("Dropout", 12): _dropout,
+    ("Dropout", 12): _dropout_12,
     ("Softmax", 13): _softmax,
     ("LogSoftmax", 13): _softmax,
     ("Hardmax", 13): _softmax,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qtool import engine
 from qtool.dtypes import DTYPES, DType, DTypeLike, resolve
@@ -30,6 +31,8 @@ from qtool.tensor import dequantize
 
 # A dequantized tensor: its name, its shape and the type of its codes.
 Done = tuple[str, Shape, DType]
+# What the command line says of bare codes: scale, zero point, axis, block size.
+_Parameters = tuple[GivenValue | None, GivenValue | None, int | None, int | None]
 
 if TYPE_CHECKING:
     from qtool.formats.onnx import OnnxSource
@@ -64,17 +67,12 @@ def dequantize_file(
                         "use float32, float16, bfloat16 or float64")
     with streams.opened(src, source_dtype) as source:
         name, container = streams.target(src, dst, None, source.container, output.name)
-        if container != source.container:
-            raise UsageError(name, f"{source.container} is dequantized to the same container",
-                             f"end its name in .{source.container}")
+        parameters = (scale, zero_point, axis, block_size)
+        _check_usage(source, name, container, parameters, external_data=external_data)
         streams.check_target(streams.source_files(src, source), name, force=force)
         with streams.placed(name, f"{source.path.stem}.{container}") as path:
             if container == "npy":
-                given = _given_codes(scale, zero_point, axis, block_size)
-                done = _write_codes(source, given, output, path)
-            elif scale is not None or zero_point is not None:
-                raise UsageError("--scale", f"a {container} file holds its own scales",
-                                 "leave --scale and --zero-point out")
+                done = _write_codes(source, _given_codes(*parameters), output, path)
             elif container == "onnx":
                 done = _write_onnx(source, output, path, external_data=external_data)
             else:
@@ -91,6 +89,20 @@ def dequantize_file(
             ],
             "seconds": round(time.perf_counter() - started, 6),
         }
+
+
+def _check_usage(
+    source: Source, name: str, container: str, parameters: _Parameters, *, external_data: bool
+) -> None:
+    """Refuse options that do not fit the container."""
+    if container != source.container:
+        raise UsageError(name, f"{source.container} is dequantized to the same container",
+                         f"end its name in .{source.container}")
+    if container != "npy" and any(given is not None for given in parameters):
+        raise UsageError("--scale", f"a {container} file holds its own scales",
+                         "leave --scale, --zero-point, --axis and --block-size out")
+    if external_data and container != "onnx":
+        raise UsageError("--external-data", f"{container} has none", "it is for ONNX models")
 
 
 def _given_codes(
@@ -116,19 +128,30 @@ def _write_codes(
     found = given.of(info.name)
     if found is None:
         raise SpecError("scale", f"the file holds none for {info.name}", "give it as a .npy")
-    scale, zero_point = found
+    granularity = granularity.resolve(info.shape)
+    scale = _fitted(found[0], granularity.scale_shape(info.shape))
+    zero_point = None
+    if found[1] is not None:
+        zero_point = engine.given_codes(found[1], info.dtype, scale.shape)
     compute = output if output in PRECISIONS else DTYPES["float32"]
-    if resolve(scale.dtype, "scale") not in SCALE_DTYPES:
-        scale = scale.astype(np.float32)
-    if zero_point is not None:
-        zero_point = engine.given_codes(zero_point, info.dtype, scale.shape)
-    values = dequantize(source.read(info.name), scale, zero_point, granularity.resolve(info.shape),
-                        compute)
+    values = dequantize(source.read(info.name), scale, zero_point, granularity, compute)
     with files.replacing(path) as temporary, sink(
         "npy", temporary, [Entry(info.name, output, info.shape)], {}
     ) as writer:
         writer.write(info.name, values.astype(output.numpy))
     return [(info.name, info.shape, info.dtype)]
+
+
+def _fitted(scale: NDArray[Any], shape: Shape) -> NDArray[Any]:
+    """A given scale in a type that stores scales and in the scale shape."""
+    if resolve(scale.dtype, "scale") not in SCALE_DTYPES:
+        scale = scale.astype(np.float32)
+    if scale.size == 1:
+        return np.full(shape, scale.reshape(()))
+    if scale.shape != shape:
+        raise SpecError("scale", f"shape {scale.shape}, but the granularity needs {shape}",
+                        "give one value or that shape, or another --axis or --block-size")
+    return scale
 
 
 def _write_native(source: Source, output: DType, path: Path, progress: Progress) -> list[Done]:

@@ -250,7 +250,7 @@ def _check_something(plan: Sequence[Planned], source: Source, *, allow_empty: bo
     if allow_empty or not plan or any(p.spec is not None for p in plan):
         return
     reasons = Counter(p.reason for p in plan).most_common()
-    text = ", ".join(f"{count} {reason}" for reason, count in reasons)
+    text = ", ".join(f"{reason} ({count})" for reason, count in reasons)
     raise FormatError(str(source.path), f"nothing to quantize: {text}",
                       "use --allow-empty to copy it as it is")
 

@@ -21,7 +21,7 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from qtool.dtypes import DTYPES, DType, resolve_target
-from qtool.errors import FormatError
+from qtool.errors import FormatError, OutputError
 from qtool.formats import Entry, Source, sink
 from qtool.packing import pack
 from qtool.spec import (
@@ -129,11 +129,11 @@ def read_metadata(source: Source) -> dict[str, Stored]:
     thing = f"{source.path}: metadata {KEY!r}"
     try:
         described = json.loads(text)
-        version, tensors = described["version"], described["tensors"]
-        if version != VERSION:
-            raise FormatError(thing, f"version {version!r} of the layout",
+        if described["version"] != VERSION:
+            raise FormatError(thing, f"version {described['version']!r} of the layout",
                               f"this qtool reads version {VERSION}")
-        return {name: Stored.from_json(fields) for name, fields in tensors.items()}
+        tensors = described["tensors"].items()
+        return {name: Stored.from_json(fields) for name, fields in tensors}
     except FormatError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -145,6 +145,7 @@ class Writer:
 
     container: "safetensors", "npz", or "npy", which holds the codes of one tensor alone.
     stored: the entries of every tensor of the source; tensors: those that are quantized.
+    Raises OutputError where names collide.
     """
 
     def __init__(
@@ -158,12 +159,12 @@ class Writer:
         self._source = source
         self._quantized = {part for name in tensors for part in part_names(name)}
         self._codes_only = container == "npy"
+        _check_names(tensors, source)
         if self._codes_only:
             stored = [Entry(name, t.dtype, t.shape) for name, t in tensors.items()]
         self._entries = stored
         described = {KEY: metadata(tensors, stored)} if tensors else {}
-        carried = {k: v for k, v in source.metadata.items() if k != KEY}
-        self._sink = sink(container, path, stored, carried | described)
+        self._sink = sink(container, path, stored, dict(source.metadata) | described)
 
     def __enter__(self) -> Self:
         self._sink.__enter__()
@@ -192,6 +193,16 @@ class Writer:
             is_packed = entry.dtype.bits < 8
             read = self._source.read if is_packed else self._source.chunks
             self._sink.write(entry.name, read(entry.name))
+
+
+def _check_names(tensors: Iterable[str], source: Source) -> None:
+    """Refuse a source with w and w.scale where w is quantized: no reader could tell them apart."""
+    taken = {info.name for info in source.infos()}
+    for name in tensors:
+        for part in part_names(name)[1:]:
+            if part in taken:
+                raise OutputError(f"tensor {part}", f"its name is needed for parameters of {name}",
+                                  f"rename it in the source, or use --exclude '{name}'")
 
 
 def _granularity(fields: Mapping[str, Any]) -> Granularity:

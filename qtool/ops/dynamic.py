@@ -42,8 +42,7 @@ def dynamic_quantize_linear(
 def dynamic_parameters(x: Array, dtype: DType) -> tuple[Array, Array]:
     """y_scale and y_zero_point of dynamic_quantize_linear for a float32 x."""
     qmin, qmax = np.float32(_dynamic_qmin(dtype)), np.float32(dtype.qmax)
-    low = np.minimum(x.min(initial=0), np.float32(0))
-    high = np.maximum(x.max(initial=0), np.float32(0))
+    low, high = x.min(initial=0), x.max(initial=0)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         scale = np.float32((high - low) / (qmax - qmin))
     if not np.isfinite(scale):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.text import Text
 
 _PIPE_WIDTH = 10_000
 _NAME_WIDTH = 16  # columns that a name gets on the narrowest terminal
+_NUMBER = re.compile(r"(?<!\d)\d{1,4}(?!\d)")
 
 
 class _Console(Console):
@@ -66,10 +68,17 @@ def room(table: Table, rows: Sequence[Sequence[str]], width: int) -> int:
 
 
 def short_name(name: str, width: int) -> Text:
-    """A tensor's name, cut in front: heads are often shared, tails tell them apart."""
+    """A tensor's name, cut in front, where names are alike.
+
+    The last number that is cut stays, as it tells layers apart: …10…attn.q_proj.weight.
+    """
     text = safe(name)
-    width = max(width, _NAME_WIDTH)
-    return Text(text if len(text) <= width else "…" + text[len(text) - width + 1 :])
+    excess = len(text) - max(width, _NAME_WIDTH)
+    if excess <= 0:
+        return Text(text)
+    numbers = [m[0] for m in _NUMBER.finditer(text) if m.start() < excess + len("…0…")]
+    mark = f"…{numbers[-1]}…" if numbers else "…"
+    return Text(mark + text[excess + len(mark) :])
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:

@@ -1,0 +1,125 @@
+"""Whole commands on small ONNX models, and an oracle for what comes out.
+
+The oracle: the original model, its weights replaced by the values that the written codes and
+scales stand for, as onnx reads them. Both run in the same runtime, so that outputs have equal bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from onnx_models import check, initializer, model, run, save
+
+import qtool
+
+Array = NDArray[Any]
+RNG = np.random.default_rng(41)
+START = RNG.bit_generator.state
+
+
+def reseed() -> None:
+    """Start the random values anew, so that a test's do not depend on the tests before it."""
+    RNG.bit_generator.state = START
+
+
+def normal(*shape: int) -> Array:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def job(made: ModelProto, folder: Path, **options: Any) -> tuple[ModelProto, dict[str, Any]]:
+    """The model quantized: the result, checked in full, and the report."""
+    source = save(made, folder / "model.onnx")
+    report = qtool.quantize_file(source, folder / "out.onnx", **options)
+    return check(folder / "out.onnx"), report
+
+
+def weights(made: ModelProto, folder: Path = Path()) -> dict[str, Array]:
+    """What its DequantizeLinear nodes of stored tensors give, in the order of the nodes."""
+    loaded = ModelProto()
+    loaded.CopyFrom(made)
+    onnx.load_external_data_for_model(loaded, str(folder))
+    stored = {t.name: numpy_helper.to_array(t) for t in loaded.graph.initializer}
+    return {
+        node.output[0]: dequantized(node, *(stored[name] for name in node.input))
+        for node in loaded.graph.node if node.op_type == "DequantizeLinear"
+    }  # fmt: skip
+
+
+def attributes(node: NodeProto) -> dict[str, Any]:
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
+
+
+def dequantized(node: NodeProto, codes: Array, scale: Array, zero: Array | None = None) -> Array:
+    """(codes - zero) * scale, in the scale's type."""
+    given = attributes(node)
+    difference = codes.astype(scale.dtype)
+    if zero is not None:
+        difference = difference - spread(zero, codes.shape, **given).astype(scale.dtype)
+    return difference * spread(scale, codes.shape, **given)
+
+
+def spread(values: Array, shape: Sequence[int], axis: int = 1, block_size: int = 0) -> Array:
+    """The value of the group of every element."""
+    if block_size:
+        return np.repeat(values, block_size, axis).take(range(shape[axis]), axis)
+    if values.ndim == 0:
+        return values
+    return values.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+
+
+def replaced(made: ModelProto, values: Mapping[str, Array]) -> ModelProto:
+    """A copy with other values in its initializers and Constant nodes."""
+    copy = ModelProto()
+    copy.CopyFrom(made)
+    tensors = {tensor.name: tensor for tensor in copy.graph.initializer}
+    tensors |= {node.output[0]: node.attribute[0].t for node in copy.graph.node
+                if node.op_type == "Constant"}  # fmt: skip
+    for name, value in values.items():
+        tensors[name].CopyFrom(numpy_helper.from_array(value, name))
+    return copy
+
+
+def check_runs(made: ModelProto, result: ModelProto | Path, feeds: Mapping[str, Array]) -> None:
+    """Equal outputs of the result and of the original with its weights replaced."""
+    written = result if isinstance(result, ModelProto) else onnx.load(result)
+    values = weights(written)
+    assert values
+    same(run(result, feeds), run(replaced(made, values), feeds))
+
+
+def reference(made: ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
+    """The outputs that onnx's own evaluator gives."""
+    outputs: Any = ReferenceEvaluator(made).run(None, dict(feeds))
+    return list(outputs)
+
+
+def same(actual: Sequence[Array], expected: Sequence[Array]) -> None:
+    for new, old in zip(actual, expected, strict=True):
+        assert (new.dtype, new.shape) == (old.dtype, old.shape)
+        assert new.tobytes() == old.tobytes()
+
+
+def network(opset: int) -> ModelProto:
+    """A classifier whose every operator exists since opset 7."""
+    nodes = [
+        helper.make_node("Conv", ["x", "k"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["c", "one", "b", "b", "one"], ["n"], epsilon=0.01),
+        helper.make_node("Relu", ["n"], ["r"]),
+        helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Flatten", ["p"], ["f"]),
+        helper.make_node("Gemm", ["f", "w", "bias"], ["g"], transB=1),
+        helper.make_node("Softmax", ["g"], ["y"], axis=1),
+    ]
+    stored = [
+        initializer("k", normal(8, 6, 3, 3)), initializer("one", np.full(8, 1.5)),
+        initializer("b", normal(8)), initializer("w", normal(5, 72)),
+        initializer("bias", normal(5)),
+    ]  # fmt: skip
+    return model(nodes, stored, inputs={"x": (2, 6, 6, 6)}, opset=opset, ir_version=4)
