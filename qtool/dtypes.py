@@ -154,8 +154,9 @@ def resolve_target(value: DTypeLike, thing: str = "dtype") -> DType:
     except SpecError as error:
         raise SpecError(thing, error.rule, "use one of " + names(TARGETS)) from None
     if not dtype.is_target:
-        raise SpecError(thing, f"QuantizeLinear does not produce {dtype}",
-                        "use one of " + names(TARGETS))
+        raise SpecError(
+            thing, f"QuantizeLinear does not produce {dtype}", "use one of " + names(TARGETS)
+        )
     return dtype
 
 

@@ -58,7 +58,10 @@ def quantize(
     if spec.nonfinite == "error" or spec.semantics == "dynamic":
         _check_finite(x, single, name)
     if scale is not None:
-        stored = _given_scale(np.asarray(scale), spec, x.shape, source, name)
+        thing, scale = f"scale of {name}", np.asarray(scale)
+        storage = spec.storage_dtype(source, resolve(scale.dtype, thing))
+        shape = spec.granularity.scale_shape(x.shape)
+        stored = given_scale(scale, storage, shape, thing, negative=spec.negative_scale)
         zero = _given_zero_point(zero_point, spec, stored.shape, name)
         precision = _precision(spec, resolve(stored.dtype))
     elif zero_point is not None:
@@ -163,13 +166,14 @@ def _check_finite(x: Array, single: Array, name: str) -> None:
     value = x[index]
     what = f"{value} at {[int(i) for i in index]}, {int(bad.sum())} of {x.size} values"
     rule = "is not finite" if not np.isfinite(value) else "overflows float32"
-    raise TensorError(f"tensor {name}", f"{what}: {rule}",
-                      "mend the weights, or use --nonfinite allow to saturate")
+    raise TensorError(
+        f"tensor {name}",
+        f"{what}: {rule}",
+        "mend the weights, or use --nonfinite allow to saturate",
+    )
 
 
-def _chosen(
-    single: Array, spec: QuantSpec, source: DType, name: str
-) -> tuple[Array, Array | None]:
+def _chosen(single: Array, spec: QuantSpec, source: DType, name: str) -> tuple[Array, Array | None]:
     """The scale and zero point that the spec's method chooses."""
     try:
         return scales.choose(ops.cast(single, ops.FLOAT32), spec, spec.storage_dtype(source))
@@ -177,16 +181,19 @@ def _chosen(
         raise TensorError(f"tensor {name}", error.rule, error.remedy) from None
 
 
-def _given_scale(
-    scale: Array, spec: QuantSpec, shape: Shape, source: DType, name: str
+def given_scale(
+    scale: Array, storage: DType, shape: Shape, thing: str, *, negative: bool = False
 ) -> Array:
-    """A given scale in its storage type and the granularity's scale shape."""
-    thing = f"scale of {name}"
-    storage = spec.storage_dtype(source, resolve(scale.dtype, thing))
-    values = _fit(scale, spec.granularity.scale_shape(shape), thing).astype(np.float64)
-    if not spec.negative_scale and (values < 0).any():
+    """A given scale in its storage type and in the scale shape.
+
+    Raises SpecError where it does not fit, is zero or not finite, or negative but must not be.
+    """
+    values = _fit(scale, shape, thing).astype(np.float64)
+    if not negative and (values < 0).any():
         raise SpecError(thing, "a value below zero", "use --negative-scale if it is meant")
-    return ops.cast(values, storage)
+    stored = ops.cast(values, storage)
+    ops.check_scale(stored, thing)
+    return stored
 
 
 def _given_zero_point(
@@ -208,8 +215,11 @@ def given_codes(
     values = _fit(np.asarray(zero_point), shape, thing).astype(np.float64)
     codes = ops.saturate_cast(values, None, dtype)
     if not np.array_equal(codes.astype(np.float64), values):
-        raise SpecError(thing, f"a value that {dtype} cannot hold",
-                        f"use values in [{dtype.qmin:g}, {dtype.qmax:g}]")
+        raise SpecError(
+            thing,
+            f"a value that {dtype} cannot hold",
+            f"use values in [{dtype.qmin:g}, {dtype.qmax:g}]",
+        )
     return np.asarray(codes)
 
 
@@ -220,5 +230,8 @@ def _fit(values: Array, shape: Shape, thing: str) -> Array:
         return values
     if values.shape in ((), (1,)):
         return np.full(shape, values.reshape(()))
-    raise SpecError(thing, f"shape {values.shape}, but the granularity needs {shape}",
-                    "give one value or that shape, or another --axis or --block-size")
+    raise SpecError(
+        thing,
+        f"shape {values.shape}, but the granularity needs {shape}",
+        "give one value or that shape, or another --axis or --block-size",
+    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class QtoolError(ValueError):
     """Something that cannot be done: ``thing: rule; remedy``.
@@ -34,5 +37,14 @@ class OutputError(QtoolError):
     """A target that cannot or must not be written."""
 
 
-class UsageError(QtoolError):
+class UsageError(SpecError):
     """Options that contradict each other; the command line exits with 2."""
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Turn a SpecError about options alone, no file read yet, into a UsageError."""
+    try:
+        yield
+    except SpecError as error:
+        raise UsageError(error.thing, error.rule, error.remedy) from None

@@ -47,7 +47,8 @@ def unpack(packed: NDArray[np.uint8], dtype: DType, shape: Shape) -> NDArray[Any
     flat = packed.reshape(-1)
     if flat.size != dtype.nbytes(count):
         raise FormatError(
-            "packed data", f"{flat.size} bytes for {count} values of {dtype}",
+            "packed data",
+            f"{flat.size} bytes for {count} values of {dtype}",
             f"{dtype.nbytes(count)} are needed",
         )
     if dtype.bits >= 8:

@@ -14,7 +14,6 @@ from typing import Any
 from qtool import __version__
 from qtool.spec import TensorInfo
 from qtool.stats import Stats, exceeds, unravel
-from qtool.tensor import QuantizedTensor
 
 VERSION = 1
 LIBRARIES = ("numpy", "ml_dtypes", "onnx")
@@ -23,28 +22,17 @@ Report = dict[str, Any]
 
 
 def tensor_record(
-    info: TensorInfo, tensor: QuantizedTensor, bytes_after: int
+    info: TensorInfo, how: Mapping[str, Any], stats: Stats, bytes_after: int
 ) -> dict[str, Any]:
-    """One entry of "tensors"."""
-    spec = tensor.spec
-    scale = tensor.scale.astype("float64")
+    """One entry of "tensors". how: what QuantizedTensor.describe() says."""
     return {
         "name": info.name,
         "shape": list(info.shape),
         "source_dtype": info.dtype.name,
         "rounded_to": "float32" if info.dtype.name == "float64" else None,
-        "dtype": spec.dtype.name,
-        "granularity": spec.granularity.name,
-        "axis": spec.granularity.attributes.get("axis"),
-        "block_size": spec.granularity.attributes.get("block_size"),
-        "precision": tensor.precision.name,
-        "scale_dtype": tensor.scale_dtype.name,
-        "num_scales": scale.size,
-        "scale_min": float(scale.min()) if scale.size else None,
-        "scale_max": float(scale.max()) if scale.size else None,
-        "zero_point": tensor.zero_point is not None,
-        **tensor.stats.figures(),
-        "max_abs_error_index": unravel(tensor.stats.max_abs_error_at, info.shape),
+        **how,
+        **stats.figures(),
+        "max_abs_error_index": unravel(stats.max_abs_error_at, info.shape),
         **_sizes(info.size, info.nbytes, bytes_after),
     }
 

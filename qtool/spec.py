@@ -23,8 +23,9 @@ def normalize_axis(axis: int, rank: int, thing: str = "axis") -> int:
     """The axis counted from the front. Raises SpecError outside [-rank, rank-1]."""
     if not -rank <= axis < rank:
         raise SpecError(
-            thing, f"{axis} is out of range for rank {rank}", f"use {-rank} to {rank - 1}"
-            if rank else "a scalar has no axis",
+            thing,
+            f"{axis} is out of range for rank {rank}",
+            f"use {-rank} to {rank - 1}" if rank else "a scalar has no axis",
         )
     return axis % rank
 
@@ -204,26 +205,46 @@ class QuantSpec:
         if self.nonfinite not in ("error", "allow"):
             raise SpecError("nonfinite", f"{self.nonfinite!r} is unknown", "use error or allow")
         if self.narrow_range and not self.dtype.is_integer:
-            raise SpecError("narrow_range", f"{self.dtype} is a float type",
-                            "it is for integer types")
+            raise SpecError(
+                "narrow_range", f"{self.dtype} is a float type", "it is for integer types"
+            )
         if not self.saturate and not (self.dtype.is_small_float and self.dtype.bits == 8):
-            raise SpecError("saturate", f"{self.dtype} always saturates",
-                            "saturate=False is for the float8 types")
+            raise SpecError(
+                "saturate",
+                f"{self.dtype} always saturates",
+                "saturate=False is for the float8 types",
+            )
         if self.semantics == "onednn":
             self._check_onednn()
-        if self.semantics == "dynamic" and (
-            self.dtype.name not in ("uint8", "int8") or self.granularity != PerTensor()
-        ):
-            raise SpecError("dynamic", "DynamicQuantizeLinear gives uint8 or int8, per tensor",
-                            f"{self.dtype} {self.granularity.name} needs quantize")
+        if self.semantics == "dynamic":
+            self._check_dynamic()
+
+    def _check_dynamic(self) -> None:
+        if self.dtype.name not in ("uint8", "int8") or self.granularity != PerTensor():
+            raise SpecError(
+                "dynamic",
+                "DynamicQuantizeLinear gives uint8 or int8, per tensor",
+                f"{self.dtype} {self.granularity.name} needs quantize",
+            )
+        chosen = (self.symmetric, self.percentile, self.scale_dtype, self.precision)
+        if any(chosen) or (self.narrow_range and self.dtype.name == "uint8"):
+            raise SpecError(
+                "dynamic",
+                "DynamicQuantizeLinear itself says how to choose the scale",
+                "leave all but dtype out",
+            )
 
     def _check_onednn(self) -> None:
         if self.dtype.onednn is None:
-            raise SpecError("semantics", f"oneDNN Quantize does not produce {self.dtype}",
-                            "use uint8, int8, float8e4m3fn or float8e5m2")
+            raise SpecError(
+                "semantics",
+                f"oneDNN Quantize does not produce {self.dtype}",
+                "use uint8, int8, float8e4m3fn or float8e5m2",
+            )
         if isinstance(self.granularity, Blocked):
-            raise SpecError("semantics", "oneDNN Quantize has no blocks",
-                            "quantize per tensor or per axis")
+            raise SpecError(
+                "semantics", "oneDNN Quantize has no blocks", "quantize per tensor or per axis"
+            )
         if self.precision not in (None, DTYPES["float32"]):
             raise SpecError("precision", "oneDNN Quantize divides in float32", "leave it out")
         if not self.saturate:
@@ -245,19 +266,28 @@ def _symmetry(dtype: DType, symmetric: bool | None, method: str | None, semantic
     if symmetric is None:
         symmetric = dtype.kind != "uint" and semantics != "dynamic"
     if not symmetric and not dtype.is_integer:
-        raise SpecError("symmetric", f"{dtype} has no zero point to shift its grid by",
-                        "quantize float types symmetrically")
+        raise SpecError(
+            "symmetric",
+            f"{dtype} has no zero point to shift its grid by",
+            "quantize float types symmetrically",
+        )
     return symmetric
 
 
 def _check_percentile(method: str) -> None:
     match = re.fullmatch(r"percentile:(\d+(?:\.\d+)?)", method)
     if match is None:
-        raise SpecError("method", f"{method!r} is unknown",
-                        "use absmax, minmax or percentile:P with P in (0, 100]")
+        raise SpecError(
+            "method",
+            f"{method!r} is unknown",
+            "use absmax, minmax or percentile:P with P in (0, 100]",
+        )
     if not 0 < float(match[1]) <= 100:
-        raise SpecError("method", f"percentile {match[1]} is outside (0, 100]",
-                        "use for example percentile:99.9")
+        raise SpecError(
+            "method",
+            f"percentile {match[1]} is outside (0, 100]",
+            "use for example percentile:99.9",
+        )
 
 
 def _one_of(thing: str, value: DTypeLike | None, allowed: tuple[DType, ...]) -> DType | None:

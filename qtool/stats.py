@@ -85,8 +85,15 @@ class Stats:
         return figures
 
 
-_COUNTS = ("elements", "nan_count", "inf_count", "zero_count", "clipped_low", "clipped_high",
-           "flushed_to_zero")
+_COUNTS = (
+    "elements",
+    "nan_count",
+    "inf_count",
+    "zero_count",
+    "clipped_low",
+    "clipped_high",
+    "flushed_to_zero",
+)
 
 
 class Accumulator:
@@ -141,9 +148,7 @@ class Accumulator:
         self._lanes = np.add.reduce(rest, axis=1)
 
 
-def _window(
-    x: Array, finite: Array, v: Array, x_hat: Array, qmin: float, qmax: float
-) -> Stats:
+def _window(x: Array, finite: Array, v: Array, x_hat: Array, qmin: float, qmax: float) -> Stats:
     """Counts and extremes of one window, all in float64; the sums stay 0."""
     stats = Stats(elements=x.size)
     if not x.size:

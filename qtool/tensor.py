@@ -37,7 +37,25 @@ class QuantizedTensor:
 
     @property
     def scale_dtype(self) -> DType:
+        """The storage type of the scale."""
         return resolve(self.scale.dtype)
+
+    def describe(self) -> dict[str, Any]:
+        """How the tensor is quantized, under the names of the report."""
+        scale = self.scale.astype(np.float64)
+        attributes = self.spec.granularity.attributes
+        return {
+            "dtype": self.spec.dtype.name,
+            "granularity": self.spec.granularity.name,
+            "axis": attributes.get("axis"),
+            "block_size": attributes.get("block_size"),
+            "precision": self.precision.name,
+            "scale_dtype": self.scale_dtype.name,
+            "num_scales": scale.size,
+            "scale_min": float(scale.min()) if scale.size else None,
+            "scale_max": float(scale.max()) if scale.size else None,
+            "zero_point": self.zero_point is not None,
+        }
 
     def dequantize(self, dtype: DTypeLike = "float32") -> Array:
         """(y - zero_point) * scale, computed in dtype: float32, float16 or bfloat16."""

@@ -127,16 +127,19 @@ def described(path: Path) -> dict[str, Any]:
 
 def unpacked(packed: Array, dtype: str, *shape: int) -> list[Any]:
     """Packed codes below 8 bits, as the onnx package reads them."""
-    tensor = TensorProto(data_type=TensorProto.DataType.Value(dtype.upper()), dims=shape,
-                         raw_data=packed.tobytes())
+    tensor = TensorProto(
+        data_type=TensorProto.DataType.Value(dtype.upper()), dims=shape, raw_data=packed.tobytes()
+    )
     return numpy_helper.to_array(tensor).astype(np.float32).tolist()  # type: ignore[no-any-return]
 
 
 def initializers(path: Path) -> dict[str, Array]:
     """The initializers of an ONNX model that passes the checker."""
     onnx.checker.check_model(str(path), full_check=True)
-    return {t.name: numpy_helper.to_array(t, str(path.parent))
-            for t in onnx.load_model(str(path), load_external_data=False).graph.initializer}
+    return {
+        t.name: numpy_helper.to_array(t, str(path.parent))
+        for t in onnx.load_model(str(path), load_external_data=False).graph.initializer
+    }
 
 
 def leftovers(folder: Path) -> list[str]:

@@ -39,7 +39,9 @@ def _download(package: str, folder: Path) -> None:
     try:
         pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
         done = subprocess.run(
-            [*pip, "-d", str(partial / "wheel"), package], capture_output=True, text=True,
+            [*pip, "-d", str(partial / "wheel"), package],
+            capture_output=True,
+            text=True,
             check=False,
         )
         if done.returncode:

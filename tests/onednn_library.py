@@ -92,16 +92,35 @@ class Library:
         compiled = self._new("dnnl_graph_compiled_partition_create", partition)
         one = ctypes.c_size_t(1)
         pointers = [(ctypes.POINTER(LogicalTensor) * 1)(ctypes.pointer(t)) for t in logical]
-        self._call("dnnl_graph_partition_compile", partition, compiled, one, pointers[0], one,
-                   pointers[1], self._engine)
+        self._call(
+            "dnnl_graph_partition_compile",
+            partition,
+            compiled,
+            one,
+            pointers[0],
+            one,
+            pointers[1],
+            self._engine,
+        )
         tensors = [
-            self._new("dnnl_graph_tensor_create", ctypes.byref(t), self._engine,
-                      ctypes.c_void_p(array.ctypes.data))
+            self._new(
+                "dnnl_graph_tensor_create",
+                ctypes.byref(t),
+                self._engine,
+                ctypes.c_void_p(array.ctypes.data),
+            )
             for t, array in zip(logical, arrays, strict=True)
         ]
         handles = [(ctypes.c_void_p * 1)(t) for t in tensors]
-        self._call("dnnl_graph_compiled_partition_execute", compiled, self._stream, one,
-                   handles[0], one, handles[1])
+        self._call(
+            "dnnl_graph_compiled_partition_execute",
+            compiled,
+            self._stream,
+            one,
+            handles[0],
+            one,
+            handles[1],
+        )
         self._call("dnnl_stream_wait", self._stream)
         for tensor in tensors:
             self._call("dnnl_graph_tensor_destroy", tensor)
@@ -110,8 +129,16 @@ class Library:
     def _logical(self, identifier: int, size: int, data_type: int) -> LogicalTensor:
         tensor = LogicalTensor()
         dims = (ctypes.c_int64 * 12)(size)
-        self._call("dnnl_graph_logical_tensor_init_with_dims", ctypes.byref(tensor),
-                   ctypes.c_size_t(identifier), data_type, 1, dims, STRIDED, VARIABLE)
+        self._call(
+            "dnnl_graph_logical_tensor_init_with_dims",
+            ctypes.byref(tensor),
+            ctypes.c_size_t(identifier),
+            data_type,
+            1,
+            dims,
+            STRIDED,
+            VARIABLE,
+        )
         return tensor
 
     def _new(self, function: str, *args: Any) -> ctypes.c_void_p:

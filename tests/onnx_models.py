@@ -55,11 +55,15 @@ def model(
     else rank 2 of dtype."""
     made = helper.make_model(
         helper.make_graph(
-            nodes, "graph",
+            nodes,
+            "graph",
             [helper.make_tensor_value_info(n, dtype, s) for n, s in (inputs or {}).items()],
-            [ValueInfoProto(name=name) for name in outputs], initializers,
+            [ValueInfoProto(name=name) for name in outputs],
+            initializers,
         ),
-        opset_imports=[helper.make_opsetid("", opset), *imports], ir_version=ir_version, **fields,
+        opset_imports=[helper.make_opsetid("", opset), *imports],
+        ir_version=ir_version,
+        **fields,
     )
     inferred = onnx.shape_inference.infer_shapes(made).graph.output
     for output, known in zip(made.graph.output, inferred, strict=True):
@@ -99,8 +103,9 @@ def quantized(x: Array, spec: QuantSpec, scale_dtype: str, zero_point: int | Non
     scale = np.full(shape, 0.25).astype(DTYPES[scale_dtype].numpy)
     zero = None if zero_point is None else np.full(shape, zero_point).astype(spec.dtype.numpy)
     attributes: dict[str, Any] = spec.granularity.attributes
-    y = ops.quantize_linear(x, scale, zero, output_dtype=spec.dtype, precision="float32",
-                            **attributes)
+    y = ops.quantize_linear(
+        x, scale, zero, output_dtype=spec.dtype, precision="float32", **attributes
+    )
     return SimpleNamespace(y=y, scale=scale, zero_point=zero, spec=spec)
 
 

@@ -81,8 +81,9 @@ def sources(draw: st.DrawFn, name: str, spread: Array) -> Array:
         return draw(bits(name, spread.shape))
     size = spread.size
     halves = draw(st.lists(st.integers(-1100, 1100), min_size=size, max_size=size))
-    nudges = draw(st.lists(st.sampled_from([0.0, 0.0, 2.0**-22, -(2.0**-22)]), min_size=size,
-                           max_size=size))
+    nudges = draw(
+        st.lists(st.sampled_from([0.0, 0.0, 2.0**-22, -(2.0**-22)]), min_size=size, max_size=size)
+    )
     steps = np.array(halves, np.float64) / draw(st.sampled_from([2, 16])) + np.array(nudges)
     with np.errstate(over="ignore"):
         return np.asarray(steps.reshape(spread.shape) * spread).astype(DTYPES[name].numpy)

@@ -128,8 +128,14 @@ def test_open_reads_headers_and_single_tensors(tmp_path: Path) -> None:
 
 def test_quantize_file_takes_arrays_and_paths_and_returns_the_report(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", float32([[1, 2], [3, 254]]))
-    report = qtool.quantize_file(tmp_path / "x.npy", tmp_path / "y.npz", dtype="int8", axis=0,
-                                 scale=float32([1, 2]), zero_point=int8([1, -1]))
+    report = qtool.quantize_file(
+        tmp_path / "x.npy",
+        tmp_path / "y.npz",
+        dtype="int8",
+        axis=0,
+        scale=float32([1, 2]),
+        zero_point=int8([1, -1]),
+    )
     found = np.load(tmp_path / "y.npz")
     assert found["x"].tolist() == [[2, 3], [1, 126]]
     assert report["tensors"][0]["clipped"] == 0

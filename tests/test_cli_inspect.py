@@ -63,8 +63,9 @@ def test_a_model_tells_its_versions_and_nodes(tmp_path: Path) -> None:
 
 
 def test_the_table_shows_type_shape_and_size(tmp_path: Path) -> None:
-    path = save(tmp_path / "m.safetensors", w=WEIGHT, bias=np.zeros(3, np.float16),
-                count=np.array(3))
+    path = save(
+        tmp_path / "m.safetensors", w=WEIGHT, bias=np.zeros(3, np.float16), count=np.array(3)
+    )
     lines = [line.split() for line in ok("inspect", path).out.decode().splitlines()]
     assert lines[0][1:] == f"safetensors, {path.stat().st_size} B, 3 tensors, not quantized".split()
     assert lines[1:] == [
@@ -180,8 +181,9 @@ def test_operators_on_codes_in_a_model_are_listed(tmp_path: Path) -> None:
         onnx_models.initializer("c", [[1, 2], [3, 4]], np.int8),
         onnx_models.initializer("t", [[1, 2]]),
     ]
-    path = onnx_models.save(onnx_models.model(nodes, tensors, inputs={"x": [1, 2]}),
-                            tmp_path / "m.onnx")
+    path = onnx_models.save(
+        onnx_models.model(nodes, tensors, inputs={"x": [1, 2]}), tmp_path / "m.onnx"
+    )
     found = ok("inspect", path, "--json").json
     assert found["quantized_by"] == ["DequantizeLinear", "QuantizeLinear"]
     uses = {use["tensor"]: use for use in found["quantized_operators"]}

@@ -51,7 +51,8 @@ def save_onnx(path: Path, **tensors: Array) -> Path:
     """A model in which each tensor is the weight of a MatMul."""
     nodes = [helper.make_node("MatMul", [f"x_{n}", n], [f"y_{n}"]) for n in tensors]
     model = onnx_models.model(
-        nodes, [onnx_models.initializer(n, t, t.dtype) for n, t in tensors.items()],
+        nodes,
+        [onnx_models.initializer(n, t, t.dtype) for n, t in tensors.items()],
         inputs={f"x_{n}": [1, t.shape[0]] for n, t in tensors.items()},
         outputs=[f"y_{n}" for n in tensors],
     )
@@ -82,8 +83,7 @@ def parts(path: Path, name: str) -> tuple[Array, Array, Array | None]:
     """The codes, scale and zero point of a tensor, as the container's own library reads them."""
     if path.suffix == ".onnx":
         found = initializers(path)
-        return (found[f"{name}_quantized"], found[f"{name}_scale"],
-                found.get(f"{name}_zero_point"))
+        return (found[f"{name}_quantized"], found[f"{name}_scale"], found.get(f"{name}_zero_point"))
     tensors = dict(np.load(path)) if path.suffix == ".npz" else stored(path)
     return tensors[name], tensors[f"{name}.scale"], tensors.get(f"{name}.zero_point")
 
@@ -140,11 +140,23 @@ DEFAULTS = [  # container, shape, options, shape of the scales
     pytest.param(save_safetensors, "safetensors", (4, 6), [], (4,), id="rows"),
     pytest.param(save_npz, "npz", (4, 6), [], (4,), id="npz-rows"),
     pytest.param(save_onnx, "onnx", (4, 6), [], (6,), id="matmul-columns"),
-    pytest.param(save_safetensors, "safetensors", (4, 6), ["--block-size", "4"], (4, 2),
-                 id="blocks-along-the-input-axis"),
+    pytest.param(
+        save_safetensors,
+        "safetensors",
+        (4, 6),
+        ["--block-size", "4"],
+        (4, 2),
+        id="blocks-along-the-input-axis",
+    ),
     pytest.param(save_onnx, "onnx", (4, 6), ["--block-size", "2"], (2, 6), id="matmul-blocks"),
-    pytest.param(save_safetensors, "safetensors", (4, 6, 3, 3), ["--block-size", "3"],
-                 (4, 2, 3, 3), id="blocks-of-input-channels"),
+    pytest.param(
+        save_safetensors,
+        "safetensors",
+        (4, 6, 3, 3),
+        ["--block-size", "3"],
+        (4, 2, 3, 3),
+        id="blocks-of-input-channels",
+    ),
     pytest.param(save_safetensors, "safetensors", (4, 6, 8), [], (4,), id="rank-3"),
 ]
 
@@ -234,9 +246,7 @@ def test_scale_dtype_is_the_type_of_the_stored_scale_that_the_codes_come_from(
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "float8e8m0"])
-def test_scale_dtype_holds_in_onnx_and_the_weight_keeps_its_type(
-    name: str, tmp_path: Path
-) -> None:
+def test_scale_dtype_holds_in_onnx_and_the_weight_keeps_its_type(name: str, tmp_path: Path) -> None:
     source = save_onnx(tmp_path / "m.onnx", w=WEIGHT)
     ok("quantize", source, "--dtype", "int8", "--axis", "0", "--scale-dtype", name)
     scale = initializers(tmp_path / "m.int8.onnx")["w_scale"]
@@ -376,18 +386,30 @@ def test_int4_codes_are_packed_flat_with_the_first_in_the_low_bits(tmp_path: Pat
 
 
 SOURCES = [  # what lies in the .npy file, options, codes of int8 with scale 1
-    pytest.param(np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3)), [],
-                 [[0, 1, 2], [3, 4, 5]], id="fortran-order"),
+    pytest.param(
+        np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3)),
+        [],
+        [[0, 1, 2], [3, 4, 5]],
+        id="fortran-order",
+    ),
     pytest.param(np.array([1.5, -2, 0.25], ">f4"), [], [2, -2, 0], id="big-endian"),
-    pytest.param(np.asfortranarray(np.array([[1, 2], [3, 4]], ">f2")), [], [[1, 2], [3, 4]],
-                 id="big-endian-fortran"),
+    pytest.param(
+        np.asfortranarray(np.array([[1, 2], [3, 4]], ">f2")),
+        [],
+        [[1, 2], [3, 4]],
+        id="big-endian-fortran",
+    ),
     pytest.param(np.array([1, -2, 300], ">i4"), [], [1, -2, 127], id="big-endian-int32"),
     pytest.param(np.array([1, -2, 300], np.int32), [], [1, -2, 127], id="int32"),
     pytest.param(np.array(2.5, np.float64), [], 2, id="rank-0"),
     pytest.param(np.zeros((0, 3), np.float32), [], [], id="empty"),
     pytest.param(np.zeros((3, 0), np.float16), [], [[], [], []], id="empty-rows"),
-    pytest.param(np.array([1.5, -2.5], ml_dtypes.bfloat16).view("V2"),
-                 ["--source-dtype", "bfloat16"], [2, -2], id="raw-bfloat16"),
+    pytest.param(
+        np.array([1.5, -2.5], ml_dtypes.bfloat16).view("V2"),
+        ["--source-dtype", "bfloat16"],
+        [2, -2],
+        id="raw-bfloat16",
+    ),
 ]
 
 
@@ -443,8 +465,9 @@ def test_scales_have_the_type_of_the_weight(
     if container == "onnx":  # its MatMul has one type
         node = helper.make_node("MatMul", ["x", "w"], ["y"])
         code = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-        model = onnx_models.model([node], [onnx_models.initializer("w", WEIGHT, dtype)],
-                                  inputs={"x": [1, 2]}, dtype=code)
+        model = onnx_models.model(
+            [node], [onnx_models.initializer("w", WEIGHT, dtype)], inputs={"x": [1, 2]}, dtype=code
+        )
         source = onnx_models.save(model, tmp_path / "m.onnx")
     else:
         source = save(tmp_path / f"m.{container}", w=WEIGHT.astype(dtype))
@@ -549,9 +572,7 @@ def test_names_of_all_kinds_survive_and_never_reach_the_terminal_raw(
     assert set(ok("inspect", target, "--json").json["tensors"][0]) >= {"name", "quantization"}
     ok("dequantize", target)
     back = stored(tmp_path / "m.int8.float32.safetensors")
-    assert {n: t.tolist() for n, t in back.items()} == {
-        name: [[127, -2, 2], [254, 128, -254]]
-    }
+    assert {n: t.tolist() for n, t in back.items()} == {name: [[127, -2, 2], [254, 128, -254]]}
 
 
 def test_non_finite_values_are_null_in_the_report_and_names_keep_their_nan(tmp_path: Path) -> None:
@@ -565,8 +586,12 @@ def test_non_finite_values_are_null_in_the_report_and_names_keep_their_nan(tmp_p
 
 
 def test_exact_and_zero_tensors_have_no_sqnr(tmp_path: Path) -> None:
-    source = save_safetensors(tmp_path / "m.safetensors", exact=float32([[1, -2]] * 9),
-                              half=float32([[1.25, -2]] * 9), zero=np.zeros((9, 2), np.float32))
+    source = save_safetensors(
+        tmp_path / "m.safetensors",
+        exact=float32([[1, -2]] * 9),
+        half=float32([[1.25, -2]] * 9),
+        zero=np.zeros((9, 2), np.float32),
+    )
     ok("quantize", source, "--dtype", "int8", "--scale", "1")
     figures = {r["name"]: r for r in report(tmp_path / "m.int8.safetensors")["tensors"]}
     assert [figures[n]["sqnr_db"] for n in ("exact", "zero")] == [None, None]
@@ -763,8 +788,12 @@ def test_the_same_command_gives_the_same_bytes(save: Saver, container: str, tmp_
     runs: list[Sequence[Any]] = []
     for _ in range(2):
         ok("quantize", source, "--dtype", "int4", "-o", tmp_path / f"y.{container}", "--force")
-        runs.append([(tmp_path / f"y.{container}").read_bytes(),
-                     without_seconds((tmp_path / "y.report.json").read_bytes())])
+        runs.append(
+            [
+                (tmp_path / f"y.{container}").read_bytes(),
+                without_seconds((tmp_path / "y.report.json").read_bytes()),
+            ]
+        )
     assert runs[0] == runs[1]
 
 

@@ -57,9 +57,10 @@ SAVE: dict[str, Callable[[Path, Array], None]] = {
 
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
     """A command of bash in which `qtool` is this one; the exit codes of its pipe end the output."""
-    prelude = f"set -o pipefail; qtool() {{ {shlex.join(PYTHON)} \"$@\"; }}\n"
-    return subprocess.run(["bash", "-c", prelude + command], cwd=folder, capture_output=True,
-                          timeout=60, check=False)
+    prelude = f'set -o pipefail; qtool() {{ {shlex.join(PYTHON)} "$@"; }}\n'
+    return subprocess.run(
+        ["bash", "-c", prelude + command], cwd=folder, capture_output=True, timeout=60, check=False
+    )
 
 
 def source(folder: Path, container: str, weight: Array = WEIGHT) -> Path:
@@ -88,8 +89,9 @@ def test_standard_input_is_recognised_by_its_content(container: str, tmp_path: P
 @pytest.mark.parametrize("container", ["npy", "npz", "safetensors"])
 def test_to_names_the_container_of_standard_output(container: str, tmp_path: Path) -> None:
     data = source(tmp_path, "npy").read_bytes()
-    done = ok("quantize", "-", "-o", "-", "--dtype", "int8", "--axis", "0", "--to", container,
-              stdin=data)
+    done = ok(
+        "quantize", "-", "-o", "-", "--dtype", "int8", "--axis", "0", "--to", container, stdin=data
+    )
     path = tmp_path / f"y.{container}"
     path.write_bytes(done.out)
     if container == "npy":
@@ -111,8 +113,11 @@ def test_a_file_goes_to_standard_output_and_its_report_where_it_is_told(tmp_path
 
 def test_commands_chain_into_pipes(tmp_path: Path) -> None:
     source(tmp_path, "safetensors")
-    done = shell("cat m.safetensors | qtool quantize - -o - --dtype int8 -q "
-                 "| qtool dequantize - -o - -q > back", tmp_path)
+    done = shell(
+        "cat m.safetensors | qtool quantize - -o - --dtype int8 -q "
+        "| qtool dequantize - -o - -q > back",
+        tmp_path,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert load_file(tmp_path / "back")["w"].tolist() == BACK
     assert {p.name for p in tmp_path.iterdir()} == {"m.safetensors", "back"}
@@ -142,8 +147,13 @@ def test_a_terminal_gets_no_binary_data(tmp_path: Path) -> None:
     path = source(tmp_path, "npy")
     master, terminal = os.openpty()
     try:
-        done = subprocess.run([*PYTHON, "quantize", path, "-o", "-", "--dtype", "int8"],
-                              stdout=terminal, stderr=subprocess.PIPE, timeout=60, check=False)
+        done = subprocess.run(
+            [*PYTHON, "quantize", path, "-o", "-", "--dtype", "int8"],
+            stdout=terminal,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
         assert done.returncode == 2
         assert b"standard output is a terminal; redirect it, or name a file" in done.stderr
     finally:
@@ -190,12 +200,19 @@ def test_a_reader_that_goes_away_is_no_error(arguments: str, tmp_path: Path) -> 
     if "q.safe" in arguments:
         ok("quantize", tmp_path / "many.safetensors", "--dtype", "int8",
            "-o", tmp_path / "q.safetensors")  # fmt: skip
-    done = shell(f"qtool {arguments} 2> errors | head -c 1 | wc -c; echo ${{PIPESTATUS[0]}}",
-                 tmp_path)
+    done = shell(
+        f"qtool {arguments} 2> errors | head -c 1 | wc -c; echo ${{PIPESTATUS[0]}}", tmp_path
+    )
     assert done.stdout.split() == [b"1", b"0"]
     assert "Traceback" not in (tmp_path / "errors").read_text()
-    done = subprocess.run([*PYTHON, *arguments.split()], cwd=tmp_path, stdout=closed_pipe(),
-                          stderr=subprocess.PIPE, timeout=60, check=False)
+    done = subprocess.run(
+        [*PYTHON, *arguments.split()],
+        cwd=tmp_path,
+        stdout=closed_pipe(),
+        stderr=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, b"")
 
 
@@ -226,10 +243,13 @@ def test_closed_streams_are_no_reason_for_a_traceback(
 def test_a_full_disk_behind_standard_output_is_one_line(tmp_path: Path) -> None:
     path = source(tmp_path, "npy")
     with open("/dev/full", "wb") as full:
-        for arguments in (["quantize", str(path), "-o", "-", "--dtype", "int8"],
-                          ["inspect", str(path)]):
-            done = subprocess.run([*PYTHON, *arguments], stdout=full, stderr=subprocess.PIPE,
-                                  timeout=60, check=False)
+        for arguments in (
+            ["quantize", str(path), "-o", "-", "--dtype", "int8"],
+            ["inspect", str(path)],
+        ):
+            done = subprocess.run(
+                [*PYTHON, *arguments], stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
+            )
             assert done.returncode == 1
             assert b"No space left on device" in done.stderr
             assert done.stderr.count(b"\n") == 1
@@ -267,8 +287,9 @@ def test_no_command_is_wrong_usage() -> None:
     [
         pytest.param("qtool quan", ["quantize"], id="command"),
         pytest.param("qtool quantize --blo", ["--block-size"], id="option"),
-        pytest.param("qtool quantize x --dtype uint", ["uint2", "uint4", "uint8", "uint16"],
-                     id="type"),
+        pytest.param(
+            "qtool quantize x --dtype uint", ["uint2", "uint4", "uint8", "uint16"], id="type"
+        ),
     ],
 )
 def test_the_shell_completes(words: str, expected: list[str]) -> None:
@@ -307,11 +328,21 @@ def test_an_interrupted_command_leaves_the_target_as_it_was(
     target = tmp_path / "y.safetensors"
     if existing is not None:
         target.write_bytes(existing)
-    command: list[Any] = [*PYTHON, "quantize", large / "m.safetensors", "--dtype", "int4",
-                          "--force", "--method", "percentile:99", "-o", target]
+    command: list[Any] = [
+        *PYTHON,
+        "quantize",
+        large / "m.safetensors",
+        "--dtype",
+        "int4",
+        "--force",
+        "--method",
+        "percentile:99",
+        "-o",
+        target,
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         deadline = time.monotonic() + 30
-        while not leftovers(tmp_path):
+        while not any((tmp_path / name).stat().st_size for name in leftovers(tmp_path)):
             assert running.poll() is None, running.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -350,12 +381,18 @@ def test_a_file_that_cannot_grow_keeps_the_old_output(
     assert {p.name for p in tmp_path.iterdir()} == before
 
 
-def test_leftovers_of_a_killed_command_are_removed_by_the_next(
-    large: Path, tmp_path: Path
-) -> None:
+def test_leftovers_of_a_killed_command_are_removed_by_the_next(large: Path, tmp_path: Path) -> None:
     target = tmp_path / "y.safetensors"
-    command: list[Any] = [*PYTHON, "quantize", large / "m.safetensors", "--dtype", "int4", "-o",
-                          target, "--include"]
+    command: list[Any] = [
+        *PYTHON,
+        "quantize",
+        large / "m.safetensors",
+        "--dtype",
+        "int4",
+        "-o",
+        target,
+        "--include",
+    ]
     with subprocess.Popen([*command, "*"], stderr=subprocess.PIPE) as running:
         while not leftovers(tmp_path):
             assert running.poll() is None

@@ -75,9 +75,7 @@ def test_element_types_are_those_of_onnx(dtype: DType) -> None:
 def onnx_types(version: int, letter: str) -> set[str]:
     """Allowed types of T1, T2 or T3 of QuantizeLinear, by qtool's names."""
     schema = defs.get_schema("QuantizeLinear", version)
-    names = next(
-        c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == letter
-    )
+    names = next(c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == letter)
     spelled = {"tensor(float)": "float32"}
     return {spelled.get(n, n.removeprefix("tensor(").removesuffix(")")) for n in names}
 
@@ -112,7 +110,10 @@ def test_safetensors_names() -> None:
 def test_onednn_names() -> None:
     names = {dtype.onednn: dtype.name for dtype in DTYPES.values() if dtype.onednn}
     assert names == {
-        "s8": "int8", "u8": "uint8", "f8_e4m3": "float8e4m3fn", "f8_e5m2": "float8e5m2",
+        "s8": "int8",
+        "u8": "uint8",
+        "f8_e4m3": "float8e4m3fn",
+        "f8_e5m2": "float8e5m2",
         "f32": "float32",
     }
 

@@ -42,15 +42,17 @@ def float32_scale(scale: Array) -> Array:
 
 @pytest.mark.parametrize("granularity", GRANULARITIES, ids=str)
 @pytest.mark.parametrize("target", TARGET_NAMES)
-def test_codes_equal_the_operator_on_the_whole_array(
-    target: str, granularity: Granularity
-) -> None:
+def test_codes_equal_the_operator_on_the_whole_array(target: str, granularity: Granularity) -> None:
     for source in SOURCES:
         x = example(source)
         q = quantize(x, QuantSpec(target, granularity))
         assert q.scale.dtype == (x.dtype if source in ("float16", "bfloat16") else np.float32)
         wanted = ops.quantize_linear(
-            x, q.scale, q.zero_point, **granularity.attributes, output_dtype=target,
+            x,
+            q.scale,
+            q.zero_point,
+            **granularity.attributes,
+            output_dtype=target,
             precision="float32",
         )
         assert q.precision.name == "float32"
@@ -71,8 +73,12 @@ def test_scale_types_and_precisions_equal_the_operator(
         spec = QuantSpec(target, granularity, scale_dtype=scale_dtype, precision=precision)
         q = quantize(x, spec)
         wanted = ops.quantize_linear(
-            x, float32_scale(q.scale), q.zero_point, **granularity.attributes,
-            output_dtype=target, precision=precision,
+            x,
+            float32_scale(q.scale),
+            q.zero_point,
+            **granularity.attributes,
+            output_dtype=target,
+            precision=precision,
         )
         assert (q.scale_dtype.name, q.precision.name) == (scale_dtype, precision)
         assert q.y.tobytes() == wanted.tobytes()
@@ -85,8 +91,9 @@ def test_codes_equal_exact_arithmetic(target: str) -> None:
     for index in np.ndindex(x.shape):
         where = (index[0], index[1] // 4)
         zero = None if q.zero_point is None else float(q.zero_point[where])
-        wanted = oracle.quantize(float(x[index]), float(q.scale[where]), zero, target, "float32",
-                                 saturate=True)
+        wanted = oracle.quantize(
+            float(x[index]), float(q.scale[where]), zero, target, "float32", saturate=True
+        )
         assert int(q.y[index]) == wanted
 
 
@@ -208,8 +215,10 @@ def test_infinity_saturates_and_nan_gives_the_zero_point() -> None:
 @pytest.mark.parametrize(
     ("target", "codes"),
     [
-        ("float8e4m3fn", "7e 7f ff 7f 7f"), ("float8e4m3fnuz", "7f 80 80 80 80"),
-        ("float8e5m2", "7b 7c fc 7c 7e"), ("float8e5m2fnuz", "7f 80 80 80 80"),
+        ("float8e4m3fn", "7e 7f ff 7f 7f"),
+        ("float8e4m3fnuz", "7f 80 80 80 80"),
+        ("float8e5m2", "7b 7c fc 7c 7e"),
+        ("float8e5m2fnuz", "7f 80 80 80 80"),
     ],
 )
 def test_without_saturation_what_is_out_of_range_is_no_number(target: str, codes: str) -> None:
@@ -289,38 +298,98 @@ INT8_3 = QuantSpec("int8", PerAxis(0))
 @pytest.mark.parametrize(
     ("spec", "scale", "zero_point", "message"),
     [
-        (INT8_3, [1.0, 2.0], None,
-         f"scale of w: shape (2,), but the granularity needs (3,); {SHAPE_ADVICE}"),
-        (INT8_3, [[1.0, 2.0, 3.0]], None,
-         f"scale of w: shape (1, 3), but the granularity needs (3,); {SHAPE_ADVICE}"),
-        (INT8_3, [[1.0]], None,
-         f"scale of w: shape (1, 1), but the granularity needs (3,); {SHAPE_ADVICE}"),
-        (INT8_3, 1, [1, 2],
-         f"zero_point of w: shape (2,), but the granularity needs (3,); {SHAPE_ADVICE}"),
-        (INT8_3, [1.0, 0.0, 2.0], None,
-         "scale of w: 0.0 at [1] in float32 cannot divide; scales must be finite and not zero"),
-        (INT8_3, float("nan"), None,
-         "scale of w: nan at [0] in float32 cannot divide; scales must be finite and not zero"),
-        (INT8_3, [1.0, 2.0, float("inf")], None,
-         "scale of w: inf at [2] in float32 cannot divide; scales must be finite and not zero"),
-        (INT8_3, 1e300, None,
-         "scale of w: inf at [0] in float32 cannot divide; scales must be finite and not zero"),
-        (QuantSpec("int8", PerTensor(), scale_dtype="float16"), 1e-9, None,
-         "scale of w: 0.0 in float16 cannot divide; scales must be finite and not zero"),
-        (QuantSpec("int8", PerAxis(0), precision="float16"), [1.0, 1e-9, 1.0], None,
-         "scale of w: 0.0 at [1] in float16 cannot divide; scales must be finite and not zero"),
+        (
+            INT8_3,
+            [1.0, 2.0],
+            None,
+            f"scale of w: shape (2,), but the granularity needs (3,); {SHAPE_ADVICE}",
+        ),
+        (
+            INT8_3,
+            [[1.0, 2.0, 3.0]],
+            None,
+            f"scale of w: shape (1, 3), but the granularity needs (3,); {SHAPE_ADVICE}",
+        ),
+        (
+            INT8_3,
+            [[1.0]],
+            None,
+            f"scale of w: shape (1, 1), but the granularity needs (3,); {SHAPE_ADVICE}",
+        ),
+        (
+            INT8_3,
+            1,
+            [1, 2],
+            f"zero_point of w: shape (2,), but the granularity needs (3,); {SHAPE_ADVICE}",
+        ),
+        (
+            INT8_3,
+            [1.0, 0.0, 2.0],
+            None,
+            "scale of w: 0.0 at [1] in float32 cannot divide; scales must be finite and not zero",
+        ),
+        (
+            INT8_3,
+            float("nan"),
+            None,
+            "scale of w: nan at [0] in float32 cannot divide; scales must be finite and not zero",
+        ),
+        (
+            INT8_3,
+            [1.0, 2.0, float("inf")],
+            None,
+            "scale of w: inf at [2] in float32 cannot divide; scales must be finite and not zero",
+        ),
+        (
+            INT8_3,
+            1e300,
+            None,
+            "scale of w: inf at [0] in float32 cannot divide; scales must be finite and not zero",
+        ),
+        (
+            QuantSpec("int8", PerTensor(), scale_dtype="float16"),
+            1e-9,
+            None,
+            "scale of w: 0.0 in float16 cannot divide; scales must be finite and not zero",
+        ),
+        (
+            QuantSpec("int8", PerAxis(0), precision="float16"),
+            [1.0, 1e-9, 1.0],
+            None,
+            "scale of w: 0.0 at [1] in float16 cannot divide; scales must be finite and not zero",
+        ),
         (INT8_3, -1.0, None, "scale of w: a value below zero; use --negative-scale if it is meant"),
-        (INT8_3, 1.0, 128, "zero_point of w: a value that int8 cannot hold; use values in "
-         "[-128, 127]"),
-        (INT8_3, 1.0, 0.5, "zero_point of w: a value that int8 cannot hold; use values in "
-         "[-128, 127]"),
-        (INT8_3, 1.0, float("nan"), "zero_point of w: a value that int8 cannot hold; use values "
-         "in [-128, 127]"),
-        (QuantSpec("uint4", PerTensor()), 1.0, -1, "zero_point of w: a value that uint4 cannot "
-         "hold; use values in [0, 15]"),
+        (
+            INT8_3,
+            1.0,
+            128,
+            "zero_point of w: a value that int8 cannot hold; use values in [-128, 127]",
+        ),
+        (
+            INT8_3,
+            1.0,
+            0.5,
+            "zero_point of w: a value that int8 cannot hold; use values in [-128, 127]",
+        ),
+        (
+            INT8_3,
+            1.0,
+            float("nan"),
+            "zero_point of w: a value that int8 cannot hold; use values in [-128, 127]",
+        ),
+        (
+            QuantSpec("uint4", PerTensor()),
+            1.0,
+            -1,
+            "zero_point of w: a value that uint4 cannot hold; use values in [0, 15]",
+        ),
         (INT8_3, None, 1, "zero_point of w: given without a scale; give both"),
-        (QuantSpec("float8e5m2", PerTensor(), semantics="onednn"), 1.0, 0,
-         "zero_point of w: oneDNN Quantize takes none for float8e5m2; leave it out"),
+        (
+            QuantSpec("float8e5m2", PerTensor(), semantics="onednn"),
+            1.0,
+            0,
+            "zero_point of w: oneDNN Quantize takes none for float8e5m2; leave it out",
+        ),
     ],
 )
 def test_given_values_that_do_not_fit_are_refused(
@@ -347,8 +416,10 @@ def test_a_chosen_scale_that_precision_cannot_hold_is_named_with_its_place() -> 
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (np.array([[1, 2], [np.nan, np.inf]], np.float32),
-         "tensor w: nan at [1, 0], 2 of 4 values: is not finite"),
+        (
+            np.array([[1, 2], [np.nan, np.inf]], np.float32),
+            "tensor w: nan at [1, 0], 2 of 4 values: is not finite",
+        ),
         (np.array([1, -np.inf], np.float16), "tensor w: -inf at [1], 1 of 2 values: is not finite"),
         (np.array(np.nan, ml_dtypes.bfloat16), "tensor w: nan at [], 1 of 1 values: is not finite"),
         (np.array([0, 1e39]), "tensor w: 1e+39 at [1], 1 of 2 values: overflows float32"),

@@ -51,7 +51,10 @@ def start(code: str, *args: Path) -> subprocess.Popen[str]:
     """
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(imports) + textwrap.dedent(code), *map(str, args)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -152,9 +155,11 @@ def test_the_other_names_of_a_replaced_file_keep_the_old_bytes(tmp_path: Path) -
     assert (dst.read_bytes(), other.read_bytes()) == (b"new", b"old")
 
 
-@pytest.mark.parametrize("name", ["x" * 255, "é" * 127, "a" + "é" * 127, "[*]?.bin", "-", " "],
-                         ids=["255 bytes", "254 bytes", "255 bytes of UTF-8", "glob", "dash",
-                              "space"])
+@pytest.mark.parametrize(
+    "name",
+    ["x" * 255, "é" * 127, "a" + "é" * 127, "[*]?.bin", "-", " "],
+    ids=["255 bytes", "254 bytes", "255 bytes of UTF-8", "glob", "dash", "space"],
+)
 def test_any_name_that_the_file_system_allows_works(name: str, tmp_path: Path) -> None:
     with replacing(tmp_path / name) as leftover:
         leftover.write_bytes(b"first")
@@ -174,16 +179,18 @@ def test_a_device_is_refused_and_stays() -> None:
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="is a folder, which a file cannot replace"), replacing(
-        tmp_path
+    with (
+        pytest.raises(OutputError, match="is a folder, which a file cannot replace"),
+        replacing(tmp_path),
     ):
         pass
 
 
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OutputError, match="is a pipe, which a file cannot replace"), replacing(
-        tmp_path / "pipe"
+    with (
+        pytest.raises(OutputError, match="is a pipe, which a file cannot replace"),
+        replacing(tmp_path / "pipe"),
     ):
         pass
     assert listing(tmp_path) == ["pipe"]
@@ -196,12 +203,17 @@ def circle(folder: Path) -> Path:
 
 
 UNREACHABLE = [
-    pytest.param(lambda f: f / "no" / "out.bin", "No such file.*; create its folder first",
-                 id="no folder"),
-    pytest.param(lambda f: f / "file" / "out.bin", "Not a directory; create its folder first",
-                 id="file as folder"),
-    pytest.param(lambda f: f / ("x" * 256), "File name too long; choose a shorter name",
-                 id="256 bytes"),
+    pytest.param(
+        lambda f: f / "no" / "out.bin", "No such file.*; create its folder first", id="no folder"
+    ),
+    pytest.param(
+        lambda f: f / "file" / "out.bin",
+        "Not a directory; create its folder first",
+        id="file as folder",
+    ),
+    pytest.param(
+        lambda f: f / ("x" * 256), "File name too long; choose a shorter name", id="256 bytes"
+    ),
     pytest.param(circle, "Too many levels of symbolic links; .* circle", id="circle of links"),
 ]
 
@@ -213,8 +225,9 @@ def test_a_name_that_cannot_be_written_is_refused_before_the_work(
     (tmp_path / "file").touch()
     dst = path(tmp_path)
     before = listing(tmp_path)
-    with pytest.raises(OutputError, match=f"cannot be written: {message}") as caught, replacing(
-        dst
+    with (
+        pytest.raises(OutputError, match=f"cannot be written: {message}") as caught,
+        replacing(dst),
     ):
         pytest.fail("the block must not run")
     assert caught.value.thing == str(dst)
@@ -308,9 +321,11 @@ def test_a_folder_that_may_be_written_but_not_listed_will_do() -> None:
 
 def test_a_full_device_leaves_nothing(tmp_path: Path) -> None:
     dst = tmp_path / "out.bin"
-    with pytest.raises(OutputError, match="No space left on device; free some space"), replacing(
-        dst
-    ), open("/dev/full", "wb", buffering=0) as full:
+    with (
+        pytest.raises(OutputError, match="No space left on device; free some space"),
+        replacing(dst),
+        open("/dev/full", "wb", buffering=0) as full,
+    ):
         full.write(b"x")
     assert listing(tmp_path) == []
 
@@ -382,7 +397,8 @@ def test_a_temporary_file_that_was_taken_for_a_leftover_is_made_again(
 
     monkeypatch.setattr(fcntl, "flock", slow)
     with replacing(tmp_path / "out.bin") as temporary:
-        assert temporary.name not in removed
+        assert temporary.exists()
+        assert removed == [temporary.name]
         temporary.write_bytes(b"new")
     assert (tmp_path / "out.bin").read_bytes() == b"new"
 
@@ -519,8 +535,11 @@ def test_a_finished_file_is_copied_to_a_stream(tmp_path: Path) -> None:
 
 def test_a_full_standard_output_is_an_output_error(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"content")
-    with open("/dev/full", "wb", buffering=0) as full, pytest.raises(
-        OutputError, match="standard output: cannot be written: No space left on device"
+    with (
+        open("/dev/full", "wb", buffering=0) as full,
+        pytest.raises(
+            OutputError, match="standard output: cannot be written: No space left on device"
+        ),
     ):
         copy_to(tmp_path / "a", full)
 

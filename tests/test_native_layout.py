@@ -143,8 +143,10 @@ def test_zero_points_are_packed_like_codes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("container", ["safetensors", "npz"])
 @pytest.mark.parametrize(
     ("target", "scale_dtype"),
-    [*product(["int8", "uint2"], SCALE_TYPES),
-     *zip(TARGET_NAMES, cycle(SCALE_TYPES), strict=False)],
+    [
+        *product(["int8", "uint2"], SCALE_TYPES),
+        *zip(TARGET_NAMES, cycle(SCALE_TYPES), strict=False),
+    ],
 )
 def test_every_type_comes_back_from_every_container(
     tmp_path: Path, target: str, scale_dtype: str, container: str
@@ -167,8 +169,9 @@ def test_npz_says_what_numpy_has_no_name_for(tmp_path: Path) -> None:
     src = source_file(tmp_path, "npz")
     for target, stored in (("float8e5m2", {"w": "float8e5m2", "w.scale": "bfloat16"}),
                            ("int8", {"w.scale": "bfloat16"})):  # fmt: skip
-        qtool.quantize_file(src, tmp_path / "q.npz", dtype=target, scale_dtype="bfloat16",
-                            force=True)
+        qtool.quantize_file(
+            src, tmp_path / "q.npz", dtype=target, scale_dtype="bfloat16", force=True
+        )
         with np.load(tmp_path / "q.npz") as file:
             layout = json.loads(file["__qtool__"].tobytes())
         assert layout["stored"] == stored
@@ -244,8 +247,9 @@ def test_a_file_without_the_metadata_holds_nothing_quantized(tmp_path: Path) -> 
 
 
 def test_what_the_metadata_says_is_read(tmp_path: Path) -> None:
-    stored = native.Stored(DTYPES["int4"], (3, 10), Blocked(1, 4), DTYPES["float16"],
-                           DTYPES["bfloat16"])
+    stored = native.Stored(
+        DTYPES["int4"], (3, 10), Blocked(1, 4), DTYPES["float16"], DTYPES["bfloat16"]
+    )
     assert metadata_of(crafted(tmp_path, FIELDS)) == {"w": stored}
     assert stored.to_json() == FIELDS
 
@@ -363,8 +367,11 @@ def test_entries_know_packed_sizes() -> None:
     spec = qtool.QuantSpec("uint4", Blocked(1, 4))
     found = native.entries("w", (3, 5), spec, DTYPES["bfloat16"], zero_point=True)
     uint8 = DTYPES["uint8"]
-    assert found == [Entry("w", uint8, (8,)), Entry("w.scale", DTYPES["bfloat16"], (3, 2)),
-                     Entry("w.zero_point", uint8, (3,))]
+    assert found == [
+        Entry("w", uint8, (8,)),
+        Entry("w.scale", DTYPES["bfloat16"], (3, 2)),
+        Entry("w.zero_point", uint8, (3,)),
+    ]
     assert native.codes_entry("w", DTYPES["float6e2m3"], (5,)) == Entry("w", uint8, (4,))
     assert native.codes_entry("w", DTYPES["int2"], (0, 3)) == Entry("w", uint8, (0,))
     assert native.codes_entry("w", DTYPES["int2"], ()) == Entry("w", uint8, (1,))

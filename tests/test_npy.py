@@ -75,25 +75,58 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 KNOWN = [
     pytest.param(
         plain("<f4", "(2, 3)", "00000000 00004040 0000803f 00008040 00000040 0000a040", True),
-        [[0, 1, 2], [3, 4, 5]], "float32",
-        "00000000 0000803f 00000040 00004040 00008040 0000a040", id="fortran",
+        [[0, 1, 2], [3, 4, 5]],
+        "float32",
+        "00000000 0000803f 00000040 00004040 00008040 0000a040",
+        id="fortran",
     ),
-    pytest.param(plain(">f4", "(3,)", "3fc00000 c0000000 3e800000"), [1.5, -2, 0.25], "float32",
-                 "0000c03f 000000c0 0000803e", id="big-endian"),
-    pytest.param(plain(">f2", "(2, 2)", "3c00 4200 4000 4400", True), [[1, 2], [3, 4]], "float16",
-                 "003c 0040 0042 0044", id="big-endian-fortran"),
-    pytest.param(plain(">i4", "(2,)", "00000001 fffffffe"), [1, -2], "int32",
-                 "01000000 feffffff", id="big-endian-int"),
-    pytest.param(plain(">c8", "(1,)", "3f800000 c0000000"), [1 - 2j], "complex64",
-                 "0000803f 000000c0", id="big-endian-complex"),
+    pytest.param(
+        plain(">f4", "(3,)", "3fc00000 c0000000 3e800000"),
+        [1.5, -2, 0.25],
+        "float32",
+        "0000c03f 000000c0 0000803e",
+        id="big-endian",
+    ),
+    pytest.param(
+        plain(">f2", "(2, 2)", "3c00 4200 4000 4400", True),
+        [[1, 2], [3, 4]],
+        "float16",
+        "003c 0040 0042 0044",
+        id="big-endian-fortran",
+    ),
+    pytest.param(
+        plain(">i4", "(2,)", "00000001 fffffffe"),
+        [1, -2],
+        "int32",
+        "01000000 feffffff",
+        id="big-endian-int",
+    ),
+    pytest.param(
+        plain(">c8", "(1,)", "3f800000 c0000000"),
+        [1 - 2j],
+        "complex64",
+        "0000803f 000000c0",
+        id="big-endian-complex",
+    ),
     pytest.param(plain("|b1", "(3,)", "010001"), [True, False, True], "bool", "010001", id="bool"),
-    pytest.param(plain("<f8", "()", "000000000000f83f"), 1.5, "float64", "000000000000f83f",
-                 id="scalar"),
+    pytest.param(
+        plain("<f8", "()", "000000000000f83f"), 1.5, "float64", "000000000000f83f", id="scalar"
+    ),
     pytest.param(plain("<i2", "(0, 3)"), np.empty((0, 3)), "int16", "", id="empty"),
-    pytest.param(plain("<i2", "(1, 2, 2)", "0100 0300 0200 0400", True), [[[1, 2], [3, 4]]],
-                 "int16", "0100 0200 0300 0400", id="fortran-rank-3"),
-    pytest.param(npy('{"shape":(2,),"fortran_order":False,"descr":"|u1"}', b"\x01\x02"), [1, 2],
-                 "uint8", "0102", id="another-writer's-spelling"),
+    pytest.param(
+        plain("<i2", "(1, 2, 2)", "0100 0300 0200 0400", True),
+        [[[1, 2], [3, 4]]],
+        "int16",
+        "0100 0200 0300 0400",
+        id="fortran-rank-3",
+    ),
+    pytest.param(
+        npy('{"shape":(2,),"fortran_order":False,"descr":"|u1"}', b"\x01\x02"),
+        [1, 2],
+        "uint8",
+        "0102",
+        id="another-writer's-spelling",
+    ),
 ]
 
 
@@ -117,7 +150,12 @@ def test_the_header_alone_describes_the_tensor(tmp_path: Path) -> None:
     source = NpySource(path, name="layer.weight")
     (info,) = source.infos()
     assert (info.name, info.shape, info.dtype.name, info.nbytes, info.size) == (
-        "layer.weight", (2, 3), "float16", 12, 6)
+        "layer.weight",
+        (2, 3),
+        "float16",
+        12,
+        6,
+    )
     assert (source.container, source.path, source.metadata) == ("npy", path, {})
     assert source.nbytes == path.stat().st_size
     source.close()
@@ -152,12 +190,22 @@ SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 
 
 @settings(deadline=None)
-@given(descr=st.sampled_from(SWAPPABLE), order=st.sampled_from("<>"), shape=SHAPES,
-       fortran=st.booleans(), version=st.sampled_from([(1, 0), (2, 0), (3, 0)]),
-       data=st.data())
+@given(
+    descr=st.sampled_from(SWAPPABLE),
+    order=st.sampled_from("<>"),
+    shape=SHAPES,
+    fortran=st.booleans(),
+    version=st.sampled_from([(1, 0), (2, 0), (3, 0)]),
+    data=st.data(),
+)
 def test_any_array_reads_as_numpy_reads_it(
-    scratch: Path, descr: str, order: str, shape: tuple[int, ...], fortran: bool,
-    version: tuple[int, int], data: st.DataObject,
+    scratch: Path,
+    descr: str,
+    order: str,
+    shape: tuple[int, ...],
+    fortran: bool,
+    version: tuple[int, int],
+    data: st.DataObject,
 ) -> None:
     dtype = np.dtype(order + descr)
     nbytes = int(np.prod(shape)) * dtype.itemsize
@@ -177,11 +225,19 @@ def test_any_array_reads_as_numpy_reads_it(
 
 
 @settings(deadline=None, max_examples=500)
-@given(descr=st.sampled_from(["<f4", ">i2", "|u1", "<c8"]), fortran=st.booleans(),
-       shape=st.sampled_from([(), (3,), (12,), (2, 3), (0, 12)]), version=st.integers(1, 3),
-       flips=st.lists(st.tuples(st.integers(0, 79), st.integers(0, 255)), min_size=1, max_size=3))
+@given(
+    descr=st.sampled_from(["<f4", ">i2", "|u1", "<c8"]),
+    fortran=st.booleans(),
+    shape=st.sampled_from([(), (3,), (12,), (2, 3), (0, 12)]),
+    version=st.integers(1, 3),
+    flips=st.lists(st.tuples(st.integers(0, 79), st.integers(0, 255)), min_size=1, max_size=3),
+)
 def test_damaged_headers_give_a_format_error_or_what_numpy_reads(
-    scratch: Path, descr: str, fortran: bool, shape: tuple[int, ...], version: int,
+    scratch: Path,
+    descr: str,
+    fortran: bool,
+    shape: tuple[int, ...],
+    version: int,
     flips: list[tuple[int, int]],
 ) -> None:
     data = bytes(range(int(np.prod(shape)) * np.dtype(descr).itemsize))
@@ -246,21 +302,49 @@ def test_source_dtype_says_what_the_bits_are(
 @pytest.mark.parametrize(
     ("data", "source_dtype", "message"),
     [
-        pytest.param(plain("<V2", "(1,)", "803f"), None,
-                     "holds raw elements of 2 bytes; say what they are with --source-dtype: "
-                     "int16, uint16, float16, bfloat16", id="nothing-said"),
-        pytest.param(plain("|V1", "(1,)", "80"), "bfloat16",
-                     "holds raw elements of 1 byte, bfloat16 takes 2; say what", id="size"),
-        pytest.param(plain("|V3", "(1,)", "808080"), "bfloat16",
-                     "holds raw elements of 3 bytes; no element type has that size", id="V3"),
-        pytest.param(plain("|V0", "(1,)"), None,
-                     "holds raw elements of 0 bytes; no element type has that size", id="V0"),
-        pytest.param(plain("<f4", "(1,)", "0000803f"), "bfloat16",
-                     "holds float32, which cannot be read as bfloat16; leave", id="float"),
-        pytest.param(plain("<f2", "(1,)", "0080"), "bfloat16",
-                     "holds float16, which cannot be read as bfloat16; leave", id="float-of-size"),
-        pytest.param(plain("<u2", "(1,)", "0080"), "float8e4m3fn",
-                     "holds uint16, which cannot be read as float8e4m3fn; leave", id="int-size"),
+        pytest.param(
+            plain("<V2", "(1,)", "803f"),
+            None,
+            "holds raw elements of 2 bytes; say what they are with --source-dtype: "
+            "int16, uint16, float16, bfloat16",
+            id="nothing-said",
+        ),
+        pytest.param(
+            plain("|V1", "(1,)", "80"),
+            "bfloat16",
+            "holds raw elements of 1 byte, bfloat16 takes 2; say what",
+            id="size",
+        ),
+        pytest.param(
+            plain("|V3", "(1,)", "808080"),
+            "bfloat16",
+            "holds raw elements of 3 bytes; no element type has that size",
+            id="V3",
+        ),
+        pytest.param(
+            plain("|V0", "(1,)"),
+            None,
+            "holds raw elements of 0 bytes; no element type has that size",
+            id="V0",
+        ),
+        pytest.param(
+            plain("<f4", "(1,)", "0000803f"),
+            "bfloat16",
+            "holds float32, which cannot be read as bfloat16; leave",
+            id="float",
+        ),
+        pytest.param(
+            plain("<f2", "(1,)", "0080"),
+            "bfloat16",
+            "holds float16, which cannot be read as bfloat16; leave",
+            id="float-of-size",
+        ),
+        pytest.param(
+            plain("<u2", "(1,)", "0080"),
+            "float8e4m3fn",
+            "holds uint16, which cannot be read as float8e4m3fn; leave",
+            id="int-size",
+        ),
     ],
 )
 def test_a_source_dtype_that_does_not_fit_is_refused_by_name(
@@ -283,30 +367,50 @@ REFUSED = [
     pytest.param(plain("<f4", "(1,)")[:60], "cut short within its header", id="half-a-header"),
     pytest.param(npy("{}", version=4), "unknown .npy version 4.0", id="version"),
     pytest.param(npy(" " * 10_000, version=2), "its header takes 10001 bytes", id="long-header"),
-    pytest.param(b"\x93NUMPY\x02\x00\xff\xff\xff\xff{", "its header takes 4294967295 bytes",
-                 id="header-beyond-the-file"),
-    pytest.param(plain("|O", "(1,)", "00"), "holds Python objects, which are never unpickled",
-                 id="objects"),
+    pytest.param(
+        b"\x93NUMPY\x02\x00\xff\xff\xff\xff{",
+        "its header takes 4294967295 bytes",
+        id="header-beyond-the-file",
+    ),
+    pytest.param(
+        plain("|O", "(1,)", "00"), "holds Python objects, which are never unpickled", id="objects"
+    ),
     pytest.param(saved(np.zeros(2, "S3")), "holds text", id="bytes"),
     pytest.param(saved(np.zeros(2, "U3")), "holds text", id="str"),
     pytest.param(saved(np.zeros(2, "M8[s]")), "holds dates", id="dates"),
     pytest.param(saved(np.zeros(2, "m8[25s]")), "holds time spans", id="time-spans"),
     pytest.param(saved(np.zeros(2, "f4,i4")), "holds records of several fields", id="records"),
     pytest.param(saved(np.zeros(2, [("a", "f4", (2,))])), "holds records", id="subarrays"),
-    pytest.param(npy("{'descr': [('a', '|O')], 'fortran_order': False, 'shape': (1,), }"),
-                 "holds records", id="records-of-objects"),
-    pytest.param(npy("{'descr': ('<f4', (2,)), 'fortran_order': False, 'shape': (1,), }"),
-                 "malformed .npy header", id="subarray-type"),
-    pytest.param(plain("<f16", "(1,)", F4 * 4), "holds elements of the unknown type '<f16'",
-                 id="long-double"),
-    pytest.param(plain("float32", "(1,)", F4), "holds elements of the unknown type 'float32'",
-                 id="name-of-a-type"),
+    pytest.param(
+        npy("{'descr': [('a', '|O')], 'fortran_order': False, 'shape': (1,), }"),
+        "holds records",
+        id="records-of-objects",
+    ),
+    pytest.param(
+        npy("{'descr': ('<f4', (2,)), 'fortran_order': False, 'shape': (1,), }"),
+        "malformed .npy header",
+        id="subarray-type",
+    ),
+    pytest.param(
+        plain("<f16", "(1,)", F4 * 4), "holds elements of the unknown type '<f16'", id="long-double"
+    ),
+    pytest.param(
+        plain("float32", "(1,)", F4),
+        "holds elements of the unknown type 'float32'",
+        id="name-of-a-type",
+    ),
     pytest.param(plain("V", "(1,)", F4), "holds elements of the unknown type 'V'", id="V"),
     pytest.param(plain("", "(1,)", F4), "holds elements of the unknown type ''", id="no-type"),
-    pytest.param(plain("<f4", "(2, 2)", F4 * 3),
-                 "cut short: shape (2, 2) of float32 takes 16 bytes, 12 follow", id="truncated"),
-    pytest.param(plain("<f4", "(2,)", F4 * 3),
-                 "too long: shape (2,) of float32 takes 8 bytes, 12 follow", id="trailing"),
+    pytest.param(
+        plain("<f4", "(2, 2)", F4 * 3),
+        "cut short: shape (2, 2) of float32 takes 16 bytes, 12 follow",
+        id="truncated",
+    ),
+    pytest.param(
+        plain("<f4", "(2,)", F4 * 3),
+        "too long: shape (2,) of float32 takes 8 bytes, 12 follow",
+        id="trailing",
+    ),
     pytest.param(plain("<f4", "(-1,)", F4), "its shape reads '(-1,)'", id="negative"),
     pytest.param(plain("<f4", "(True,)", F4), "its shape reads '(True,)'", id="bool"),
     pytest.param(plain("<f4", "(1.0,)", F4), "its shape reads '(1.0,)'", id="float"),
@@ -315,25 +419,43 @@ REFUSED = [
     pytest.param(plain("<f4", "[1]", F4), "its shape reads '[1]'", id="list"),
     pytest.param(plain("<f4", "(01,)", F4), "its shape reads '(01,)'", id="leading-zero"),
     pytest.param(plain("<f4", f"({'9' * 5000},)"), "its shape reads '(999", id="5000-digits"),
-    pytest.param(plain("<f4", f"({2**61},)"), "its shape (2305843009213693952,) is beyond",
-                 id="huge"),
-    pytest.param(plain("<f4", f"({2**40}, {2**40})"), "its shape (1099511627776, 109951162777",
-                 id="huge-product"),
-    pytest.param(plain("<f4", f"(0, {2**62})"), "its shape (0, 4611686018427387904) is beyond",
-                 id="huge-but-for-a-zero"),
+    pytest.param(
+        plain("<f4", f"({2**61},)"), "its shape (2305843009213693952,) is beyond", id="huge"
+    ),
+    pytest.param(
+        plain("<f4", f"({2**40}, {2**40})"),
+        "its shape (1099511627776, 109951162777",
+        id="huge-product",
+    ),
+    pytest.param(
+        plain("<f4", f"(0, {2**62})"),
+        "its shape (0, 4611686018427387904) is beyond",
+        id="huge-but-for-a-zero",
+    ),
     pytest.param(plain("<f4", f"({'1, ' * 65})", F4), "its shape (1, 1", id="rank-65"),
-    pytest.param(plain("<f4", f"({2**32},)", F4),
-                 "cut short: shape (4294967296,) of float32 takes 17179869184 bytes, 4 follow",
-                 id="more-than-the-file"),
+    pytest.param(
+        plain("<f4", f"({2**32},)", F4),
+        "cut short: shape (4294967296,) of float32 takes 17179869184 bytes, 4 follow",
+        id="more-than-the-file",
+    ),
     pytest.param(npy("{'descr': '<f4', 'shape': (1,)}"), "malformed .npy header", id="no-order"),
-    pytest.param(npy("{'descr': '<f4', 'fortran_order': 'True', 'shape': (1,)}"),
-                 "malformed .npy header", id="order-as-text"),
-    pytest.param(npy("{'descr': '<f4', 'fortran_order': True, 'shape': (1,), 'shape': (2,)}"),
-                 "malformed .npy header", id="key-twice"),
-    pytest.param(npy("{'descr': '<f4', 'fortran_order': True, 'shape': (1,), 'x': 1}"),
-                 "malformed .npy header", id="key-too-many"),
+    pytest.param(
+        npy("{'descr': '<f4', 'fortran_order': 'True', 'shape': (1,)}"),
+        "malformed .npy header",
+        id="order-as-text",
+    ),
+    pytest.param(
+        npy("{'descr': '<f4', 'fortran_order': True, 'shape': (1,), 'shape': (2,)}"),
+        "malformed .npy header",
+        id="key-twice",
+    ),
+    pytest.param(
+        npy("{'descr': '<f4', 'fortran_order': True, 'shape': (1,), 'x': 1}"),
+        "malformed .npy header",
+        id="key-too-many",
+    ),
     pytest.param(npy("__import__('os').abort()"), "malformed .npy header", id="code"),
-    pytest.param(npy("("*5000), "malformed .npy header", id="nested"),
+    pytest.param(npy("(" * 5000), "malformed .npy header", id="nested"),
 ]
 
 
@@ -409,9 +531,7 @@ def test_the_sink_writes_the_bytes_that_np_save_writes(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (7,), (2, 0, 3), (1,) * 64], ids=str)
-def test_the_sink_writes_any_shape_as_np_save_does(
-    tmp_path: Path, shape: tuple[int, ...]
-) -> None:
+def test_the_sink_writes_any_shape_as_np_save_does(tmp_path: Path, shape: tuple[int, ...]) -> None:
     array = np.ones(shape, np.float32)
     assert write(tmp_path / "x.npy", "float32", shape, array) == saved(array)
 
@@ -429,8 +549,9 @@ def test_float8e5m2_is_written_as_raw_bytes_that_np_load_takes(tmp_path: Path) -
     [
         pytest.param(np.array([[0, 1, 2], [3, 4, 5]], np.int16), id="c-order"),
         pytest.param(np.array([[0, 3], [1, 4], [2, 5]], np.int16).T, id="fortran-order"),
-        pytest.param(np.repeat(np.arange(6, dtype=np.int16), 2).reshape(2, 6)[:, ::2],
-                     id="strided"),
+        pytest.param(
+            np.repeat(np.arange(6, dtype=np.int16), 2).reshape(2, 6)[:, ::2], id="strided"
+        ),
         pytest.param(np.array([[0, 1, 2], [3, 4, 5]], ">i2"), id="big-endian"),
         pytest.param([b"\0\0\x01", b"", b"\0\x02\0\x03\0\x04\0\x05\0"], id="pieces"),
         pytest.param(np.array([0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0], np.uint8), id="bytes"),

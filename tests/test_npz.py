@@ -107,13 +107,15 @@ def test_an_archive_may_be_empty(tmp_path: Path) -> None:
 
 
 def test_chunks_of_two_members_may_be_read_in_turn(tmp_path: Path) -> None:
-    arrays = {name: np.arange(300_000, dtype=np.int32) + shift
-              for name, shift in (("a", 0), ("b", 9))}
+    arrays = {
+        name: np.arange(300_000, dtype=np.int32) + shift for name, shift in (("a", 0), ("b", 9))
+    }
     path = tmp_path / "x.npz"
     np.savez_compressed(path, a=arrays["a"], b=arrays["b"])
     source = NpzSource(path)
-    for pieces, array in zip(zip(source.chunks("a"), source.chunks("b"), strict=True), [0, 1],
-                             strict=True):
+    for pieces, array in zip(
+        zip(source.chunks("a"), source.chunks("b"), strict=True), [0, 1], strict=True
+    ):
         start = slice(array << 20, (array + 1) << 20)
         assert pieces == (arrays["a"].tobytes()[start], arrays["b"].tobytes()[start])
     source.close()
@@ -134,8 +136,11 @@ def test_opening_reads_headers_alone_and_reading_checks_the_data(tmp_path: Path)
     source.close()
 
 
-NOTE = {"version": 1, "tensors": {"w": {"dtype": "int4"}},
-        "stored": {"w.scale": "bfloat16", "w": "float8e5m2"}}
+NOTE = {
+    "version": 1,
+    "tensors": {"w": {"dtype": "int4"}},
+    "stored": {"w.scale": "bfloat16", "w": "float8e5m2"},
+}
 
 
 def noted(note: Any) -> dict[str, bytes]:
@@ -153,7 +158,9 @@ def test_the_metadata_of_qtool_types_the_raw_members(tmp_path: Path) -> None:
     }
     source = NpzSource(put(tmp_path, archive(members)), source_dtype=DTYPES["float8e4m3fn"])
     assert [(info.name, info.dtype.name) for info in source.infos()] == [
-        ("w", "float8e5m2"), ("w.scale", "bfloat16"), ("other", "float8e4m3fn"),
+        ("w", "float8e5m2"),
+        ("w.scale", "bfloat16"),
+        ("other", "float8e4m3fn"),
         ("plain", "float32"),
     ]
     assert source.metadata == {"qtool": json.dumps(NOTE)}
@@ -180,10 +187,16 @@ def test_metadata_without_stored_types_is_kept_too(tmp_path: Path) -> None:
         pytest.param(noted({"stored": [1]}), 'malformed metadata; "stored" must map', id="stored"),
         pytest.param(noted({"stored": {"w": "f9"}}), "stored type of w is 'f9', which", id="f9"),
         pytest.param(noted({"stored": {"w": []}}), "stored type of w is [], which", id="type"),
-        pytest.param({"__qtool__.npy": npy(WEIGHT)}, "is float32 of shape (2, 3); a uint8 vector",
-                     id="floats"),
-        pytest.param({"__qtool__.npy": npy(np.zeros((2, 2), np.uint8))},
-                     "is uint8 of shape (2, 2); a uint8 vector", id="matrix"),
+        pytest.param(
+            {"__qtool__.npy": npy(WEIGHT)},
+            "is float32 of shape (2, 3); a uint8 vector",
+            id="floats",
+        ),
+        pytest.param(
+            {"__qtool__.npy": npy(np.zeros((2, 2), np.uint8))},
+            "is uint8 of shape (2, 2); a uint8 vector",
+            id="matrix",
+        ),
     ],
 )
 def test_malformed_metadata_is_refused(
@@ -196,13 +209,15 @@ def test_malformed_metadata_is_refused(
 
 
 def test_raw_members_need_a_source_dtype(tmp_path: Path) -> None:
-    path = put(tmp_path, archive({"a.npy": npy(WEIGHT),
-                                  "b.npy": npy(np.zeros(2, ml_dtypes.bfloat16))}))
+    path = put(
+        tmp_path, archive({"a.npy": npy(WEIGHT), "b.npy": npy(np.zeros(2, ml_dtypes.bfloat16))})
+    )
     with pytest.raises(FormatError) as caught:
         NpzSource(path)
     assert str(caught.value) == (
         f"{path}, b.npy: holds raw elements of 2 bytes; say what they are with --source-dtype: "
-        "int16, uint16, float16, bfloat16")
+        "int16, uint16, float16, bfloat16"
+    )
 
 
 class Payload:
@@ -223,8 +238,9 @@ def test_a_member_of_objects_is_refused_and_not_unpickled(tmp_path: Path) -> Non
     with pytest.raises(FormatError) as caught:
         NpzSource(path)
     assert not created.exists()
-    assert str(caught.value) == (f"{path}, w.npy: holds Python objects, which are never "
-                                 "unpickled; save an array of numbers")
+    assert str(caught.value) == (
+        f"{path}, w.npy: holds Python objects, which are never unpickled; save an array of numbers"
+    )
     with np.load(path, allow_pickle=True) as loaded:
         assert loaded["w"].shape == ()
     assert created.exists()
@@ -242,34 +258,63 @@ REFUSED = [
     pytest.param(npy(WEIGHT), ": damaged zip archive: File is not a zip file", id="npy"),
     pytest.param(pickle.dumps({"w": 1}), ": damaged zip archive: File is not a zip", id="pickle"),
     pytest.param(ONE[:-30], ": damaged zip archive: File is not a zip file", id="truncated"),
-    pytest.param(archive({"w.npy": npy(WEIGHT), "README.txt": b"hello"}),
-                 ", README.txt: is not a .npy member; an .npz archive holds arrays", id="text"),
+    pytest.param(
+        archive({"w.npy": npy(WEIGHT), "README.txt": b"hello"}),
+        ", README.txt: is not a .npy member; an .npz archive holds arrays",
+        id="text",
+    ),
     pytest.param(archive({"folder/": b""}), ", folder/: is not a .npy member", id="folder"),
-    pytest.param(archive({"data.pkl": b"\x80\x04K\x01."}), ", data.pkl: is not a .npy member",
-                 id="torch-archive"),
+    pytest.param(
+        archive({"data.pkl": b"\x80\x04K\x01."}),
+        ", data.pkl: is not a .npy member",
+        id="torch-archive",
+    ),
     pytest.param(twice(), ", w.npy: stands twice in the archive", id="name-twice"),
     pytest.param(patched(ONE, CENTRAL, 8, b"\x01"), ", w.npy: is encrypted", id="encrypted"),
-    pytest.param(archive({"w.npy": npy(WEIGHT)}, zipfile.ZIP_BZIP2),
-                 ", w.npy: has zip compression method 12; store or deflate it", id="bzip2"),
-    pytest.param(archive({"w.npy": npy(WEIGHT)}, zipfile.ZIP_LZMA),
-                 ", w.npy: has zip compression method 14; store or deflate it", id="lzma"),
-    pytest.param(archive({"w.npy": npy(WEIGHT)[:-1]}), ", w.npy: cut short: shape (2, 3) of "
-                 "float32 takes 24 bytes, 23 follow", id="member-cut-short"),
-    pytest.param(archive({"w.npy": npy(WEIGHT) + b"0"}), ", w.npy: too long: shape (2, 3) of "
-                 "float32 takes 24 bytes, 25 follow", id="member-too-long"),
+    pytest.param(
+        archive({"w.npy": npy(WEIGHT)}, zipfile.ZIP_BZIP2),
+        ", w.npy: has zip compression method 12; store or deflate it",
+        id="bzip2",
+    ),
+    pytest.param(
+        archive({"w.npy": npy(WEIGHT)}, zipfile.ZIP_LZMA),
+        ", w.npy: has zip compression method 14; store or deflate it",
+        id="lzma",
+    ),
+    pytest.param(
+        archive({"w.npy": npy(WEIGHT)[:-1]}),
+        ", w.npy: cut short: shape (2, 3) of float32 takes 24 bytes, 23 follow",
+        id="member-cut-short",
+    ),
+    pytest.param(
+        archive({"w.npy": npy(WEIGHT) + b"0"}),
+        ", w.npy: too long: shape (2, 3) of float32 takes 24 bytes, 25 follow",
+        id="member-too-long",
+    ),
     pytest.param(archive({"w.npy": b"text"}), ", w.npy: is not a .npy file", id="member-no-array"),
-    pytest.param(patched(ONE, CENTRAL, 24, struct.pack("<I", 1 << 31)),
-                 ", w.npy: 152 bytes in the archive cannot expand to 2147483648", id="stored-bomb"),
-    pytest.param(patched(DEFLATED, CENTRAL, 24, struct.pack("<I", 1 << 31)),
-                 f", w.npy: {DEFLATED_SIZE} bytes in the archive cannot expand to 2147483648",
-                 id="deflate-bomb"),
-    pytest.param(patched(ONE, CENTRAL, 20, struct.pack("<II", 9999, 9999)),
-                 ": damaged zip archive: its members take 9999 bytes, the file has 260",
-                 id="more-than-the-file"),
-    pytest.param(patched(ONE, LOCAL, 0, b"PK\x03\x05"), ", w.npy: damaged zip archive: Bad magic",
-                 id="local-header"),
-    pytest.param(patched(ONE, CENTRAL, 42, b"\x00\x00\x00\xf0"), ", w.npy: damaged zip archive",
-                 id="offset"),
+    pytest.param(
+        patched(ONE, CENTRAL, 24, struct.pack("<I", 1 << 31)),
+        ", w.npy: 152 bytes in the archive cannot expand to 2147483648",
+        id="stored-bomb",
+    ),
+    pytest.param(
+        patched(DEFLATED, CENTRAL, 24, struct.pack("<I", 1 << 31)),
+        f", w.npy: {DEFLATED_SIZE} bytes in the archive cannot expand to 2147483648",
+        id="deflate-bomb",
+    ),
+    pytest.param(
+        patched(ONE, CENTRAL, 20, struct.pack("<II", 9999, 9999)),
+        ": damaged zip archive: its members take 9999 bytes, the file has 260",
+        id="more-than-the-file",
+    ),
+    pytest.param(
+        patched(ONE, LOCAL, 0, b"PK\x03\x05"),
+        ", w.npy: damaged zip archive: Bad magic",
+        id="local-header",
+    ),
+    pytest.param(
+        patched(ONE, CENTRAL, 42, b"\x00\x00\x00\xf0"), ", w.npy: damaged zip archive", id="offset"
+    ),
 ]
 
 
@@ -287,8 +332,10 @@ def test_what_is_not_an_archive_of_arrays_is_refused_in_one_line(
 
 
 @settings(deadline=None, max_examples=300)
-@given(compression=st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]),
-       flips=st.lists(st.tuples(st.integers(0), st.integers(0, 255)), min_size=1, max_size=3))
+@given(
+    compression=st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]),
+    flips=st.lists(st.tuples(st.integers(0), st.integers(0, 255)), min_size=1, max_size=3),
+)
 def test_damaged_archives_give_a_format_error_or_what_numpy_reads(
     scratch: Path, compression: int, flips: list[tuple[int, int]]
 ) -> None:
@@ -311,10 +358,16 @@ def test_damaged_archives_give_a_format_error_or_what_numpy_reads(
     source.close()
 
 
-def sink(path: Path, entries: dict[str, tuple[str, tuple[int, ...]]],
-         metadata: dict[str, str] | None = None) -> NpzSink:
-    return NpzSink(path, [Entry(name, DTYPES[dtype], shape)
-                          for name, (dtype, shape) in entries.items()], metadata or {})
+def sink(
+    path: Path,
+    entries: dict[str, tuple[str, tuple[int, ...]]],
+    metadata: dict[str, str] | None = None,
+) -> NpzSink:
+    return NpzSink(
+        path,
+        [Entry(name, DTYPES[dtype], shape) for name, (dtype, shape) in entries.items()],
+        metadata or {},
+    )
 
 
 def test_written_members_are_those_of_np_save_in_the_order_written(tmp_path: Path) -> None:
@@ -325,8 +378,12 @@ def test_written_members_are_those_of_np_save_in_the_order_written(tmp_path: Pat
         "int4": np.array([-8, 7, 0], ml_dtypes.int4),
         "empty": np.empty((0, 3), np.int8),
     }
-    entries = {"empty": ("int8", (0, 3)), "w": ("float32", (2, 3)), "int4": ("int4", (3,)),
-               "folder/größe": ("uint16", ())}
+    entries = {
+        "empty": ("int8", (0, 3)),
+        "w": ("float32", (2, 3)),
+        "int4": ("int4", (3,)),
+        "folder/größe": ("uint16", ()),
+    }
     with sink(path, entries) as file:
         for name, array in arrays.items():
             file.write(name, array)
@@ -391,8 +448,11 @@ def test_members_above_the_limit_of_zip_use_zip64(
     source.close()
 
 
-@pytest.mark.parametrize("name", ["__qtool__", "a\0b", "\ud800", "x" * 65_532],
-                         ids=["reserved", "nul", "surrogate", "too-long"])
+@pytest.mark.parametrize(
+    "name",
+    ["__qtool__", "a\0b", "\ud800", "x" * 65_532],
+    ids=["reserved", "nul", "surrogate", "too-long"],
+)
 def test_names_that_an_archive_cannot_hold_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(OutputError, match=r"cannot be the name of an array in \.npz"):
         sink(tmp_path / "x.npz", {name: ("int8", (1,))})

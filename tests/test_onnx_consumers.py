@@ -31,18 +31,41 @@ AXES: list[Any] = [
     pytest.param([make("LSTM", "x", "w", "r")], 3, (1, 2), id="lstm"),
     pytest.param([make("Einsum", "x", "w", equation="ij,jk")], 2, (None, None), id="einsum"),
     pytest.param([make("Add", "x", "w"), make("Conv", "x", "w")], 4, (0, 1), id="one-knows"),
-    pytest.param([make("Gather", "w", "x"), make("MatMul", "x", "w"),
-                  make("Gemm", "x", "w", transB=1)], 2, (0, 1), id="most-agree"),
+    pytest.param(
+        [make("Gather", "w", "x"), make("MatMul", "x", "w"), make("Gemm", "x", "w", transB=1)],
+        2,
+        (0, 1),
+        id="most-agree",
+    ),
     pytest.param([make("MatMul", "x", "w"), make("Gather", "w", "x")], 2, (1, 0), id="first"),
-    pytest.param([helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]),
-                  make("MatMul", "x", "t")], 2, (0, 1), id="behind-transpose"),
-    pytest.param([helper.make_node("Transpose", ["w"], ["t"], perm=[2, 0, 1]),
-                  make("MatMul", "x", "t")], 3, (1, 0), id="behind-rotation"),
-    pytest.param([helper.make_node("Cast", ["w"], ["c"], to=1),
-                  helper.make_node("Identity", ["c"], ["i"]), make("Conv", "x", "i")], 4, (0, 1),
-                 id="behind-cast-and-identity"),
-    pytest.param([helper.make_node("Identity", ["w"], ["v"]),
-                  helper.make_node("Identity", ["v"], ["w"])], 2, (None, None), id="a-circle"),
+    pytest.param(
+        [helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]), make("MatMul", "x", "t")],
+        2,
+        (0, 1),
+        id="behind-transpose",
+    ),
+    pytest.param(
+        [helper.make_node("Transpose", ["w"], ["t"], perm=[2, 0, 1]), make("MatMul", "x", "t")],
+        3,
+        (1, 0),
+        id="behind-rotation",
+    ),
+    pytest.param(
+        [
+            helper.make_node("Cast", ["w"], ["c"], to=1),
+            helper.make_node("Identity", ["c"], ["i"]),
+            make("Conv", "x", "i"),
+        ],
+        4,
+        (0, 1),
+        id="behind-cast-and-identity",
+    ),
+    pytest.param(
+        [helper.make_node("Identity", ["w"], ["v"]), helper.make_node("Identity", ["v"], ["w"])],
+        2,
+        (None, None),
+        id="a-circle",
+    ),
 ]
 
 
@@ -105,27 +128,42 @@ def int8(name: str, shape: tuple[int, ...]) -> TensorProto:
 
 FLOAT32, FLOAT16, INT8 = DTYPES["float32"], DTYPES["float16"], DTYPES["int8"]
 USES: list[Any] = [
-    pytest.param(make("DequantizeLinear", "q", "s", axis=0),
-                 [int8("q", (2, 4)), initializer("s", [1, 2])],
-                 QuantizedUse("q", "DequantizeLinear", INT8, "per_axis", 0, None, FLOAT32),
-                 id="per-axis"),
-    pytest.param(make("DequantizeLinear", "q", "s", axis=1, block_size=2),
-                 [int8("q", (2, 4)), initializer("s", np.ones((2, 2)), np.float16)],
-                 QuantizedUse("q", "DequantizeLinear", INT8, "blocked", 1, 2, FLOAT16),
-                 id="blocked"),
-    pytest.param(make("QuantizeLinear", "x", "s", "z"),
-                 [initializer("s", 1), int8("z", ())],
-                 QuantizedUse("x", "QuantizeLinear", INT8, "per_tensor", None, None, FLOAT32),
-                 id="activation"),
-    pytest.param(make("QuantizeLinear", "x", "s", output_dtype=22), [initializer("s", [1])],
-                 QuantizedUse("x", "QuantizeLinear", DTYPES["int4"], "per_tensor", None, None,
-                              FLOAT32), id="output-dtype"),
-    pytest.param(make("MatMulNBits", "x", "b", "s", K=4, N=4, bits=4, block_size=16,
-                      domain="com.microsoft"), [],
-                 QuantizedUse("x", "MatMulNBits", DTYPES["uint4"], "blocked", None, 16, None),
-                 id="matmul-nbits"),
-    pytest.param(make("QLinearConv", "x", "s"), [],
-                 QuantizedUse("x", "QLinearConv", None, None, None, None, None), id="qlinear"),
+    pytest.param(
+        make("DequantizeLinear", "q", "s", axis=0),
+        [int8("q", (2, 4)), initializer("s", [1, 2])],
+        QuantizedUse("q", "DequantizeLinear", INT8, "per_axis", 0, None, FLOAT32),
+        id="per-axis",
+    ),
+    pytest.param(
+        make("DequantizeLinear", "q", "s", axis=1, block_size=2),
+        [int8("q", (2, 4)), initializer("s", np.ones((2, 2)), np.float16)],
+        QuantizedUse("q", "DequantizeLinear", INT8, "blocked", 1, 2, FLOAT16),
+        id="blocked",
+    ),
+    pytest.param(
+        make("QuantizeLinear", "x", "s", "z"),
+        [initializer("s", 1), int8("z", ())],
+        QuantizedUse("x", "QuantizeLinear", INT8, "per_tensor", None, None, FLOAT32),
+        id="activation",
+    ),
+    pytest.param(
+        make("QuantizeLinear", "x", "s", output_dtype=22),
+        [initializer("s", [1])],
+        QuantizedUse("x", "QuantizeLinear", DTYPES["int4"], "per_tensor", None, None, FLOAT32),
+        id="output-dtype",
+    ),
+    pytest.param(
+        make("MatMulNBits", "x", "b", "s", K=4, N=4, bits=4, block_size=16, domain="com.microsoft"),
+        [],
+        QuantizedUse("x", "MatMulNBits", DTYPES["uint4"], "blocked", None, 16, None),
+        id="matmul-nbits",
+    ),
+    pytest.param(
+        make("QLinearConv", "x", "s"),
+        [],
+        QuantizedUse("x", "QLinearConv", None, None, None, None, None),
+        id="qlinear",
+    ),
 ]
 
 
@@ -140,8 +178,9 @@ def test_quantized_operators_are_described(
 def test_quantized_operators_in_nested_graphs_and_functions_are_found(tmp_path: Path) -> None:
     body = helper.make_graph([make("MatMulInteger", "a", "b")], "b", [], [])
     node = helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)
-    function = helper.make_function("local", "F", ["a"], ["y"], [make("ConvInteger", "a", "a")],
-                                    [helper.make_opsetid("", 21)])
+    function = helper.make_function(
+        "local", "F", ["a"], ["y"], [make("ConvInteger", "a", "a")], [helper.make_opsetid("", 21)]
+    )
     made = helper.make_model(helper.make_graph([node], "g", [], []), functions=[function])
     uses = OnnxSource(save(made, tmp_path / "m.onnx")).quantized()
     assert [use.operator for use in uses] == ["MatMulInteger", "MatMulInteger", "ConvInteger"]

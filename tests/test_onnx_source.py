@@ -35,8 +35,9 @@ def external(tmp_path: Path, location: str = "w.bin", *, dims: Any = (2,), **ent
     folder.mkdir(exist_ok=True)
     (folder / "w.bin").write_bytes(np.array([7, 8, 1, 2, 3], "<f4").tobytes())
     (tmp_path / "secret.bin").write_bytes(np.array([42, 43], "<f4").tobytes())
-    tensor = TensorProto(name="W", data_type=TensorProto.FLOAT, dims=dims,
-                         data_location=TensorProto.EXTERNAL)
+    tensor = TensorProto(
+        name="W", data_type=TensorProto.FLOAT, dims=dims, data_location=TensorProto.EXTERNAL
+    )
     for key, value in {"location": location, **entries}.items():
         tensor.external_data.add(key=key, value=str(value))
     graph = helper.make_graph([helper.make_node("Identity", ["W"], ["y"])], "g", [], [], [tensor])
@@ -45,13 +46,21 @@ def external(tmp_path: Path, location: str = "w.bin", *, dims: Any = (2,), **ent
 
 def test_infos_list_initializers_then_constants_and_leave_strings_out(tmp_path: Path) -> None:
     source = opened(
-        tmp_path, constant("c", [1, 2], np.int64), helper.make_node("Add", ["a", "b"], ["y"]),
-        tensors=[initializer("b", WEIGHT), helper.make_tensor("s", TensorProto.STRING, [1], [b"x"]),
-                 initializer("a", WEIGHT, np.float16)],
+        tmp_path,
+        constant("c", [1, 2], np.int64),
+        helper.make_node("Add", ["a", "b"], ["y"]),
+        tensors=[
+            initializer("b", WEIGHT),
+            helper.make_tensor("s", TensorProto.STRING, [1], [b"x"]),
+            initializer("a", WEIGHT, np.float16),
+        ],
     )
     found = [(i.name, i.shape, i.dtype.name, i.nbytes) for i in source.infos()]
-    assert found == [("b", (2, 3), "float32", 24), ("a", (2, 3), "float16", 12),
-                     ("c", (2,), "int64", 16)]
+    assert found == [
+        ("b", (2, 3), "float32", 24),
+        ("a", (2, 3), "float16", 12),
+        ("c", (2,), "int64", 16),
+    ]
     assert (source.container, source.nbytes) == ("onnx", source.path.stat().st_size)
 
 
@@ -77,8 +86,9 @@ def test_every_type_is_read_as_onnx_reads_it(tmp_path: Path, dtype: Any, raw: bo
 
 
 def test_float16_and_bfloat16_fields_hold_bit_patterns(tmp_path: Path) -> None:
-    tensor = TensorProto(name="w", data_type=TensorProto.BFLOAT16, dims=[2],
-                         int32_data=[0x3FC0, 0xC000])
+    tensor = TensorProto(
+        name="w", data_type=TensorProto.BFLOAT16, dims=[2], int32_data=[0x3FC0, 0xC000]
+    )
     assert one(tmp_path, tensor).read("w").tolist() == [1.5, -2]
     assert one(tmp_path, tensor).read("w").dtype == ml_dtypes.bfloat16
 
@@ -96,8 +106,19 @@ def test_a_link_within_the_folder_may_hold_external_data(tmp_path: Path) -> None
     assert OnnxSource(path).read("W").tolist() == [7, 8]
 
 
-BAD_LOCATIONS = ["../secret.bin", "/etc/hostname", "..\\secret.bin", "", "sub/../../secret.bin",
-                 "sub/../w.bin", "C:/w.bin", "link.bin", "missing.bin", "folder", "pipe"]
+BAD_LOCATIONS = [
+    "../secret.bin",
+    "/etc/hostname",
+    "..\\secret.bin",
+    "",
+    "sub/../../secret.bin",
+    "sub/../w.bin",
+    "C:/w.bin",
+    "link.bin",
+    "missing.bin",
+    "folder",
+    "pipe",
+]
 
 
 @pytest.mark.parametrize("location", BAD_LOCATIONS)
@@ -140,22 +161,46 @@ def test_data_that_shrinks_after_opening_is_noticed(tmp_path: Path) -> None:
 
 FLOAT = TensorProto.FLOAT
 BAD_TENSORS = [
-    pytest.param(TensorProto(name="w", data_type=FLOAT, dims=[2], raw_data=bytes(7)),
-                 "holds 7 bytes, shape (2,) needs 8", id="raw-too-short"),
-    pytest.param(TensorProto(name="w", data_type=FLOAT, dims=[2], float_data=[1, 2, 3]),
-                 "holds 3 values, shape (2,) needs 2", id="field-too-long"),
-    pytest.param(TensorProto(name="w", data_type=TensorProto.INT4, dims=[3], raw_data=bytes(3)),
-                 "holds 3 bytes, shape (3,) needs 2", id="int4-not-packed"),
-    pytest.param(TensorProto(name="w", data_type=FLOAT, dims=[2**40], raw_data=bytes(8)),
-                 "holds 8 bytes, shape (1099511627776,) needs 4398046511104", id="huge"),
-    pytest.param(TensorProto(name="w", data_type=FLOAT, dims=[2**40, 2**40, 0], raw_data=b""),
-                 "is beyond what an array can have", id="huge-but-empty"),
-    pytest.param(TensorProto(name="w", data_type=FLOAT, dims=[1] * 65, raw_data=bytes(4)),
-                 "is beyond what an array can have", id="rank-65"),
-    pytest.param(TensorProto(name="w", data_type=FLOAT, dims=[-1], raw_data=b""),
-                 "shape (-1,) has a negative size", id="negative"),
-    pytest.param(TensorProto(name="w", data_type=99, dims=[1], raw_data=b"x"),
-                 "element type 99", id="unknown-type"),
+    pytest.param(
+        TensorProto(name="w", data_type=FLOAT, dims=[2], raw_data=bytes(7)),
+        "holds 7 bytes, shape (2,) needs 8",
+        id="raw-too-short",
+    ),
+    pytest.param(
+        TensorProto(name="w", data_type=FLOAT, dims=[2], float_data=[1, 2, 3]),
+        "holds 3 values, shape (2,) needs 2",
+        id="field-too-long",
+    ),
+    pytest.param(
+        TensorProto(name="w", data_type=TensorProto.INT4, dims=[3], raw_data=bytes(3)),
+        "holds 3 bytes, shape (3,) needs 2",
+        id="int4-not-packed",
+    ),
+    pytest.param(
+        TensorProto(name="w", data_type=FLOAT, dims=[2**40], raw_data=bytes(8)),
+        "holds 8 bytes, shape (1099511627776,) needs 4398046511104",
+        id="huge",
+    ),
+    pytest.param(
+        TensorProto(name="w", data_type=FLOAT, dims=[2**40, 2**40, 0], raw_data=b""),
+        "is beyond what an array can have",
+        id="huge-but-empty",
+    ),
+    pytest.param(
+        TensorProto(name="w", data_type=FLOAT, dims=[1] * 65, raw_data=bytes(4)),
+        "is beyond what an array can have",
+        id="rank-65",
+    ),
+    pytest.param(
+        TensorProto(name="w", data_type=FLOAT, dims=[-1], raw_data=b""),
+        "shape (-1,) has a negative size",
+        id="negative",
+    ),
+    pytest.param(
+        TensorProto(name="w", data_type=99, dims=[1], raw_data=b"x"),
+        "element type 99",
+        id="unknown-type",
+    ),
     pytest.param(TensorProto(name="w", data_type=FLOAT, dims=[1]), "holds 0 values", id="no-data"),
 ]
 
@@ -172,12 +217,14 @@ def test_a_bad_tensor_in_a_nested_graph_is_found(tmp_path: Path) -> None:
     body = helper.make_graph([], "b", [], [], [bad])
     node = helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)
     with pytest.raises(FormatError, match="holds 7 bytes"):
-        OnnxSource(save(helper.make_model(helper.make_graph([node], "g", [], [])),
-                        tmp_path / "m.onnx"))
+        OnnxSource(
+            save(helper.make_model(helper.make_graph([node], "g", [], [])), tmp_path / "m.onnx")
+        )
 
 
-WHOLE = model([helper.make_node("Relu", ["x"], ["y"])], [initializer("w", WEIGHT)],
-              inputs={"x": (1,)}).SerializeToString()
+WHOLE = model(
+    [helper.make_node("Relu", ["x"], ["y"])], [initializer("w", WEIGHT)], inputs={"x": (1,)}
+).SerializeToString()
 NOT_MODELS = [
     pytest.param(b"", id="empty"),
     pytest.param(WHOLE[:-3], id="cut-short"),

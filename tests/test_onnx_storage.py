@@ -28,10 +28,13 @@ INT8 = QuantSpec("int8", PerAxis(1))
 
 
 def two_weights() -> ModelProto:
-    nodes = [helper.make_node("MatMul", ["x", "v"], ["h"]),
-             helper.make_node("MatMul", ["h", "w"], ["y"])]
-    return model(nodes, [initializer("v", WEIGHT), initializer("w", WEIGHT)],
-                 inputs={"x": (None, 64)})
+    nodes = [
+        helper.make_node("MatMul", ["x", "v"], ["h"]),
+        helper.make_node("MatMul", ["h", "w"], ["y"]),
+    ]
+    return model(
+        nodes, [initializer("v", WEIGHT), initializer("w", WEIGHT)], inputs={"x": (None, 64)}
+    )
 
 
 def move_out(path: Path, name: str = "weights.bin") -> Path:
@@ -54,8 +57,11 @@ def data_files(folder: Path) -> list[str]:
 
 
 def places(made: ModelProto) -> dict[str, dict[str, str]]:
-    return {t.name: {e.key: e.value for e in t.external_data} for t in made.graph.initializer
-            if t.external_data}
+    return {
+        t.name: {e.key: e.value for e in t.external_data}
+        for t in made.graph.initializer
+        if t.external_data
+    }
 
 
 def test_external_data_is_one_file_named_after_its_content(tmp_path: Path) -> None:
@@ -159,7 +165,8 @@ def test_a_failing_write_leaves_the_old_files_as_they_were(
 def dequantized(path: Path, dtype: str = "float32", **options: Any) -> ModelProto:
     target = path.with_name("back.onnx")
     OnnxDequantized(OnnxSource(path), DTYPES[dtype]).write(
-        target, **({"external_data": False} | options))
+        target, **({"external_data": False} | options)
+    )
     return check(target)
 
 
@@ -170,11 +177,18 @@ def values(made: ModelProto, folder: Path) -> dict[str, Array]:
 ROUNDED = np.rint(WEIGHT * 4) / np.float32(4) + 0
 
 
-@pytest.mark.parametrize("spec", [
-    INT8, QuantSpec("int16", PerTensor()), QuantSpec("int8", Blocked(0, 24)),
-    QuantSpec("float8e4m3fn", Blocked(1, 64)),
-    QuantSpec("float6e2m3", PerAxis(0)), QuantSpec("float4e2m1", PerTensor()),
-], ids=lambda spec: f"{spec.dtype}-{spec.granularity.name}")
+@pytest.mark.parametrize(
+    "spec",
+    [
+        INT8,
+        QuantSpec("int16", PerTensor()),
+        QuantSpec("int8", Blocked(0, 24)),
+        QuantSpec("float8e4m3fn", Blocked(1, 64)),
+        QuantSpec("float6e2m3", PerAxis(0)),
+        QuantSpec("float4e2m1", PerTensor()),
+    ],
+    ids=lambda spec: f"{spec.dtype}-{spec.granularity.name}",
+)
 @pytest.mark.parametrize("external_data", [False, True], ids=["inline", "external"])
 def test_dequantize_gives_the_floats_in_the_place_of_the_weight(
     tmp_path: Path, spec: QuantSpec, external_data: bool
@@ -214,8 +228,12 @@ def test_bfloat16_weights_raise_the_opset_for_their_cast(tmp_path: Path) -> None
 
 def test_a_float64_weight_comes_back_under_its_own_name(tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
-    made = model(nodes, [initializer("w", WEIGHT, np.float64)], inputs={"x": (None, 64)},
-                 dtype=TensorProto.DOUBLE)
+    made = model(
+        nodes,
+        [initializer("w", WEIGHT, np.float64)],
+        inputs={"x": (None, 64)},
+        dtype=TensorProto.DOUBLE,
+    )
     quantize(made, tmp_path / "q.onnx", {"w": INT8})
     back = dequantized(tmp_path / "q.onnx", "float64")
     assert [node.op_type for node in back.graph.node] == ["MatMul"]
@@ -227,14 +245,17 @@ def test_folded_lists_what_becomes_of_each_node(tmp_path: Path) -> None:
     quantize(two_weights(), path, {"v": INT8, "w": QuantSpec("int4", Blocked(0, 32))})
     folded = OnnxDequantized(OnnxSource(path), DTYPES["float32"]).folded
     assert [(f.name, f.dtype.name, f.shape, f.granularity) for f in folded] == [
-        ("v", "int8", (64, 64), PerAxis(1)), ("w", "int4", (64, 64), Blocked(0, 32))]
+        ("v", "int8", (64, 64), PerAxis(1)),
+        ("w", "int4", (64, 64), Blocked(0, 32)),
+    ]
 
 
 def test_only_nodes_whose_inputs_are_stored_are_folded(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s"], ["xq"]),
         helper.make_node("DequantizeLinear", ["xq", "s"], ["xd"]),
-        constant("bias_q", [4, -8], np.int32), constant("zero", 0, np.int32),
+        constant("bias_q", [4, -8], np.int32),
+        constant("zero", 0, np.int32),
         helper.make_node("DequantizeLinear", ["bias_q", "s", "zero"], ["bias"]),
         helper.make_node("Add", ["xd", "bias"], ["y"]),
     ]
@@ -247,8 +268,9 @@ def test_only_nodes_whose_inputs_are_stored_are_folded(tmp_path: Path) -> None:
 
 def test_an_axis_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     node = helper.make_node("DequantizeLinear", ["q", "s"], ["y"], axis=5)
-    graph = helper.make_graph([node], "g", [], [], [initializer("q", [[1, 2]], np.int8),
-                                                     initializer("s", [1, 2])])
+    graph = helper.make_graph(
+        [node], "g", [], [], [initializer("q", [[1, 2]], np.int8), initializer("s", [1, 2])]
+    )
     path = save(helper.make_model(graph), tmp_path / "q.onnx")
     with pytest.raises(SpecError, match="5 is out of range"):
         OnnxDequantized(OnnxSource(path), DTYPES["float32"])

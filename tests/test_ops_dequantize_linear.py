@@ -90,7 +90,11 @@ VECTORS = [
     [pytest.param(*row[1:], id=row[0]) for row in VECTORS],
 )
 def test_dequantize_linear_holds_the_values_that_the_text_gives(
-    x: Array, scale: Array, zero: Array | None, attributes: dict[str, Any], dtype: str,
+    x: Array,
+    scale: Array,
+    zero: Array | None,
+    attributes: dict[str, Any],
+    dtype: str,
     expected: Any,
 ) -> None:
     y = dequantize_linear(x, scale, zero, **attributes)

@@ -57,7 +57,10 @@ VECTORS = [
     [pytest.param(*row[1:], id=row[0]) for row in VECTORS],
 )
 def test_integers_hold_the_values_that_the_page_gives(
-    src: Array, scales: list[float], zps: list[int] | None, attributes: dict[str, Any],
+    src: Array,
+    scales: list[float],
+    zps: list[int] | None,
+    attributes: dict[str, Any],
     expected: Any,
 ) -> None:
     dst = onednn_quantize(src, scales, zps, **attributes)

@@ -71,15 +71,22 @@ def test_quantize_linear_equals_exact_arithmetic(target: str, data: st.DataObjec
     saturate = data.draw(st.booleans())
 
     y = quantize_linear(
-        x, scale, zero, axis=layout.axis, block_size=layout.block_size, output_dtype=target,
-        precision=precision, saturate=saturate,
+        x,
+        scale,
+        zero,
+        axis=layout.axis,
+        block_size=layout.block_size,
+        output_dtype=target,
+        precision=precision,
+        saturate=saturate,
     )
 
     zeros = [None] * x.size if zero is None else spread_out(zero, layout).reshape(-1).tolist()
     expected = [
         oracle.quantize(v, s, z, target, divide_in, saturate=saturate)
-        for v, s, z in zip(exact(x).reshape(-1).tolist(), spread.reshape(-1).tolist(), zeros,
-                           strict=True)
+        for v, s, z in zip(
+            exact(x).reshape(-1).tolist(), spread.reshape(-1).tolist(), zeros, strict=True
+        )
     ]
     assert y.shape == layout.shape
     assert y.dtype == DTYPES[target].numpy
@@ -134,14 +141,21 @@ def test_onednn_quantize_equals_exact_arithmetic(
     zps = None
     if target in oracle.INTEGERS and data.draw(st.booleans()):
         zps = data.draw(
-            st.lists(st.integers(-(2**31), 2**31) | st.integers(-9, 255), min_size=channels,
-                     max_size=channels)
+            st.lists(
+                st.integers(-(2**31), 2**31) | st.integers(-9, 255),
+                min_size=channels,
+                max_size=channels,
+            )
         )
     spread = channel_values(scale, layout, per_channel)
     x = data.draw(sources("float32", spread))
 
     y = onednn_quantize(
-        x, scale.tolist(), zps, qtype="per_channel" if per_channel else "per_tensor", axis=axis,
+        x,
+        scale.tolist(),
+        zps,
+        qtype="per_channel" if per_channel else "per_tensor",
+        axis=axis,
         dst=dst,
     )
 
@@ -150,8 +164,9 @@ def test_onednn_quantize_equals_exact_arithmetic(
         zeros = channel_values(np.array(zps), layout, per_channel).astype(int).reshape(-1).tolist()
     expected = [
         oracle.onednn(v, s, z, target)
-        for v, s, z in zip(exact(x).reshape(-1).tolist(), spread.reshape(-1).tolist(), zeros,
-                           strict=True)
+        for v, s, z in zip(
+            exact(x).reshape(-1).tolist(), spread.reshape(-1).tolist(), zeros, strict=True
+        )
     ]
     assert y.shape == shape
     assert as_codes(y, target) == expected
@@ -160,10 +175,8 @@ def test_onednn_quantize_equals_exact_arithmetic(
 @pytest.mark.parametrize("target", ["uint8", "int8"])
 @settings(max_examples=200)
 @given(data=st.data())
-def test_dynamic_quantize_linear_equals_exact_arithmetic(
-    target: str, data: st.DataObject
-) -> None:
-    finite = st.floats(width=32, allow_nan=False, min_value=-2.0**126, max_value=2.0**126)
+def test_dynamic_quantize_linear_equals_exact_arithmetic(target: str, data: st.DataObject) -> None:
+    finite = st.floats(width=32, allow_nan=False, min_value=-(2.0**126), max_value=2.0**126)
     unit = data.draw(st.sampled_from([0.5, 2.0**-149]))
     small = st.integers(-300, 300).map(lambda k: k * unit)
     values = data.draw(st.lists(finite, max_size=12) | st.lists(small, max_size=12))

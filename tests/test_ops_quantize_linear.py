@@ -217,7 +217,13 @@ def test_precision_takes_a_code_a_name_and_a_type(precision: Any) -> None:
 def test_the_attributes_and_their_defaults_are_those_of_the_kernel_contract() -> None:
     parameters = inspect.signature(quantize_linear).parameters
     assert list(parameters) == [
-        "x", "y_scale", "y_zero_point", "axis", "block_size", "output_dtype", "precision",
+        "x",
+        "y_scale",
+        "y_zero_point",
+        "axis",
+        "block_size",
+        "output_dtype",
+        "precision",
         "saturate",
     ]
     assert parameters["axis"].default == 1

@@ -196,10 +196,13 @@ def test_dynamic_quantize_linear_gives_the_bytes_of_onnxruntime(seed: int) -> No
             [helper.make_node("DynamicQuantizeLinear", ["x"], ["y", "scale", "zero"])],
             "g",
             [helper.make_tensor_value_info("x", 1, x.shape)],
-            [helper.make_tensor_value_info(n, t, None) for n, t in
-             (("y", 2), ("scale", 1), ("zero", 2))],
+            [
+                helper.make_tensor_value_info(n, t, None)
+                for n, t in (("y", 2), ("scale", 1), ("zero", 2))
+            ],
         ),
-        opset_imports=[helper.make_opsetid("", 21)], ir_version=10,
+        opset_imports=[helper.make_opsetid("", 21)],
+        ir_version=10,
     )
     session = onnxruntime.InferenceSession(
         m.SerializeToString(), providers=["CPUExecutionProvider"]

@@ -15,8 +15,9 @@ from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec, Tens
 INT8 = QuantSpec("int8", PerTensor())
 
 
-def info(shape: tuple[int, ...] = (4, 8), dtype: str = "float32", name: str = "w",
-         **fields: Any) -> TensorInfo:
+def info(
+    shape: tuple[int, ...] = (4, 8), dtype: str = "float32", name: str = "w", **fields: Any
+) -> TensorInfo:
     return TensorInfo(name, shape, DTYPES[dtype], DTYPES[dtype].nbytes(math.prod(shape)), **fields)
 
 
@@ -142,8 +143,11 @@ def test_dynamic_quantization_is_per_tensor(tensor: TensorInfo) -> None:
     [
         ({"axis": 2}, (4, 8), "axis: 2 is out of range for rank 2; use -2 to 1"),
         ({"axis": -3, "block_size": 4}, (4, 8), "axis: -3 is out of range for rank 2; use -2 to 1"),
-        ({"bare": True, "block_size": 4}, (), "axis: -1 is out of range for rank 0; a scalar has "
-         "no axis"),
+        (
+            {"bare": True, "block_size": 4},
+            (),
+            "axis: -1 is out of range for rank 0; a scalar has no axis",
+        ),
     ],
 )
 def test_an_axis_that_a_tensor_has_not_names_the_tensor(

@@ -83,8 +83,9 @@ def written(path: Path, name: str, record: dict[str, Any]) -> Written:
         parts = onnx_parts(path, name)
     scale, zero = f"{name}.scale", f"{name}.zero_point"
     nbytes = sum(len(parts[key]) for key in (name, scale, zero) if key in parts)
-    return Written(parts[name], scale_values(parts[scale], record["scale_dtype"]),
-                   parts.get(zero), nbytes)
+    return Written(
+        parts[name], scale_values(parts[scale], record["scale_dtype"]), parts.get(zero), nbytes
+    )
 
 
 def onnx_parts(path: Path, name: str) -> dict[str, bytes]:
@@ -337,13 +338,12 @@ def check_totals(report: dict[str, Any], weights: dict[str, Array], dst: Path) -
 
 @pytest.mark.parametrize("target", [dtype.name for dtype in TARGETS])
 @pytest.mark.parametrize("source", ["float32", "float16", "bfloat16", "float64"])
-def test_figures_of_every_target_and_source_type(
-    tmp_path: Path, target: str, source: str
-) -> None:
+def test_figures_of_every_target_and_source_type(tmp_path: Path, target: str, source: str) -> None:
     x = example(DTYPES[source].numpy, shape=(6, 40))
     options = {"block_size": 20} if source == "float32" else {"scale_dtype": "float8e4m3fn"}
-    report, dst = quantized(tmp_path, "safetensors", {"w": x}, dtype=target, allow_empty=True,
-                            **options)
+    report, dst = quantized(
+        tmp_path, "safetensors", {"w": x}, dtype=target, allow_empty=True, **options
+    )
     if source in ("float16", "bfloat16") and BITS[target] == 16:
         assert report["skipped"] == [{"name": "w", "reason": f"would not get smaller as {target}"}]
         assert report["totals"]["mse"] is None
@@ -358,8 +358,9 @@ def test_figures_of_values_that_are_not_finite(tmp_path: Path) -> None:
     x = example()
     x[0, 3], x[1, 4], x[1, 5], x[5, 34] = np.nan, np.inf, -np.inf, np.nan
     for target in ("uint8", "int4", "float8e4m3fn"):
-        report, dst = quantized(tmp_path, "safetensors", {"w": x}, dtype=target,
-                                nonfinite="allow", force=True)
+        report, dst = quantized(
+            tmp_path, "safetensors", {"w": x}, dtype=target, nonfinite="allow", force=True
+        )
         (record,) = report["tensors"]
         check_record(record, x, written(dst, "w", record))
         assert (record["nan_count"], record["inf_count"]) == (2, 2)
@@ -367,8 +368,9 @@ def test_figures_of_values_that_are_not_finite(tmp_path: Path) -> None:
 
 def test_figures_of_a_narrow_range_count_from_its_lowest_code(tmp_path: Path) -> None:
     x = example()
-    report, dst = quantized(tmp_path, "safetensors", {"w": x}, dtype="int8", narrow_range=True,
-                            scale=0.02)
+    report, dst = quantized(
+        tmp_path, "safetensors", {"w": x}, dtype="int8", narrow_range=True, scale=0.02
+    )
     (record,) = report["tensors"]
     check_record(record, x, written(dst, "w", record), lowest=-127)
     assert record["clipped"] > 0
@@ -378,8 +380,9 @@ def test_figures_of_a_narrow_range_count_from_its_lowest_code(tmp_path: Path) ->
 def test_figures_of_a_dynamically_quantized_file(tmp_path: Path) -> None:
     for name, x in (("f32", example()), ("f16", example(np.float16))):
         save_file({"w": x}, tmp_path / f"{name}.safetensors")
-        report = qtool.dynamic_file(tmp_path / f"{name}.safetensors", tmp_path / "q.safetensors",
-                                    force=True)
+        report = qtool.dynamic_file(
+            tmp_path / f"{name}.safetensors", tmp_path / "q.safetensors", force=True
+        )
         VALIDATOR.validate(report)
         (record,) = report["tensors"]
         check_record(record, x, written(tmp_path / "q.safetensors", "w", record))
@@ -422,8 +425,15 @@ def test_an_empty_array_keeps_shape_and_type_and_has_no_figures(
 def test_names_that_look_like_numbers_stay_as_they_are(tmp_path: Path) -> None:
     x = np.array([[1, np.nan, np.inf]] * 4, np.float32)
     weights = {"BaNaNa": x, "Infinity": x.copy(), "NaN": x.copy()}
-    report, _ = quantized(tmp_path, "safetensors", weights, dtype="int8", nonfinite="allow",
-                          axis=0, scale_dtype="float16")
+    report, _ = quantized(
+        tmp_path,
+        "safetensors",
+        weights,
+        dtype="int8",
+        nonfinite="allow",
+        axis=0,
+        scale_dtype="float16",
+    )
     assert [r["name"] for r in report["tensors"]] == ["BaNaNa", "Infinity", "NaN"]
     for record in report["tensors"]:
         assert (record["nan_count"], record["inf_count"], record["max"]) == (4, 4, 1.0)
@@ -433,17 +443,30 @@ def test_names_that_look_like_numbers_stay_as_they_are(tmp_path: Path) -> None:
     ("x", "figures"),
     [
         ([0, 0], {"mse": 0.0, "max_abs_error": 0.0, "sqnr_db": None, "relative_error": None}),
-        ([1, -2], {"mse": 0.0, "max_abs_error": 0.0, "sqnr_db": None, "relative_error": 0.0,
-                   "cosine_similarity": 1.0}),
-        ([1.25, -2.0], {"mse": 0.03125, "max_abs_error": 0.25, "max_abs_error_index": [0],
-                        "sqnr_db": 10 * math.log10(89)}),  # 19.4939
+        (
+            [1, -2],
+            {
+                "mse": 0.0,
+                "max_abs_error": 0.0,
+                "sqnr_db": None,
+                "relative_error": 0.0,
+                "cosine_similarity": 1.0,
+            },
+        ),
+        (
+            [1.25, -2.0],
+            {
+                "mse": 0.03125,
+                "max_abs_error": 0.25,
+                "max_abs_error_index": [0],
+                "sqnr_db": 10 * math.log10(89),
+            },
+        ),  # 19.4939
         ([], {"mse": None, "sqnr_db": None, "max_abs_error_index": None}),
     ],
     ids=["zero", "exact", "a-quarter", "empty"],
 )
-def test_figures_of_short_signals(
-    tmp_path: Path, x: list[float], figures: dict[str, Any]
-) -> None:
+def test_figures_of_short_signals(tmp_path: Path, x: list[float], figures: dict[str, Any]) -> None:
     np.save(tmp_path / "w.npy", np.array(x, np.float32))
     report = qtool.quantize_file(tmp_path / "w.npy", dtype="int8", scale=1)
     VALIDATOR.validate(report)
@@ -454,8 +477,15 @@ def test_figures_of_short_signals(
 def test_codes_that_are_not_finite_leave_errors_undefined(tmp_path: Path) -> None:
     x = np.array([[1e9, 1.0, -1e9, 2.0] * 3] * 2, np.float32)
     for target in ("float8e5m2", "float8e4m3fn"):
-        report, _ = quantized(tmp_path, "safetensors", {"w": x, "v": x + 1, "exact": x * 0},
-                              dtype=target, saturate=False, scale=1, force=True)
+        report, _ = quantized(
+            tmp_path,
+            "safetensors",
+            {"w": x, "v": x + 1, "exact": x * 0},
+            dtype=target,
+            saturate=False,
+            scale=1,
+            force=True,
+        )
         by_name = {record["name"]: record for record in report["tensors"]}
         for name in ("w", "v"):
             assert by_name[name]["mse"] is by_name[name]["max_abs_error"] is None
@@ -471,7 +501,8 @@ def test_the_first_tensor_with_the_largest_error_is_named() -> None:
     for name, values in (("a", [np.nan]), ("b", [0.25, 1.5]), ("c", [2.5]), ("d", [0.5])):
         x = np.array(values, np.float32)
         tensor = qtool.quantize(x, QuantSpec("int8", PerTensor(), nonfinite="allow"), scale=1)
-        record = tensor_record(TensorInfo(name, x.shape, DTYPES["float32"], x.nbytes), tensor, 9)
+        info = TensorInfo(name, x.shape, DTYPES["float32"], x.nbytes)
+        record = tensor_record(info, tensor.describe(), tensor.stats, 9)
         parts.append((record, tensor.stats))
     files = {"name": "x", "container": "npz", "bytes": 1}
     report = build("quantize", files, files, {}, parts, [("e", "excluded")], ["careful"], 0.5)
@@ -544,6 +575,7 @@ def every_change(report: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
               ["tensors", 0], ["totals"], ["skipped", 0]]  # fmt: skip
     changed = []
     for place in places:
+
         def at(copied: Any, place: list[Any] = place) -> Any:
             for key in place:
                 copied = copied[key]

@@ -32,7 +32,7 @@ ROOMS: dict[str, set[str]] = {
     "layouts": {"packing", "formats", "tensor"},
     "recipe": set(),
     "plan": {"recipe", "formats", "layouts"},
-    "report": {"stats", "tensor"},
+    "report": {"stats"},
     "runtime": set(),
     "jobs": {
         "packing", "ops", "kernels", "stats", "scales", "rounding", "tensor", "engine", "formats",
@@ -130,8 +130,13 @@ def loaded() -> dict[str, set[str]]:
     show = "\nimport sys; print('loaded', *sys.modules)"
     found = {}
     for name, statement in STATEMENTS.items():
-        done = subprocess.run([sys.executable, "-c", statement + show], capture_output=True,
-                              text=True, check=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", statement + show],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
         found[name] = set(done.stdout.rpartition("loaded")[2].split())
     return found
 

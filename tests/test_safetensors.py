@@ -49,8 +49,14 @@ def described(path: Path, content: bytes) -> list[tuple[str, dict[str, Any]]]:
     """What we read, in the form of safetensors.deserialize, names sorted."""
     with opened(path, content) as source:
         return sorted(
-            (i.name, {"dtype": i.dtype.safetensors, "shape": list(i.shape),
-                      "data": b"".join(source.chunks(i.name))})
+            (
+                i.name,
+                {
+                    "dtype": i.dtype.safetensors,
+                    "shape": list(i.shape),
+                    "data": b"".join(source.chunks(i.name)),
+                },
+            )
             for i in source.infos()
         )
 
@@ -83,15 +89,19 @@ MALFORMED = [
     pytest.param(container('{"a":' + U8_2 + ",}", b"ab"), "header is not valid", id="last comma"),
     pytest.param(container('{"a\n":' + U8_2 + "}", b"ab"), "control character", id="bare newline"),
     pytest.param(container('{"a":' + "[" * 100_000), "nested too deeply", id="deep nesting"),
-    pytest.param(container('{"__metadata__":{},"__metadata__":{}}'), "appears twice",
-                 id="metadata twice"),
+    pytest.param(
+        container('{"__metadata__":{},"__metadata__":{}}'), "appears twice", id="metadata twice"
+    ),
     pytest.param(container('{"__metadata__":{"n":1}}'), "object of strings", id="metadata number"),
     pytest.param(container('{"__metadata__":{"n":null}}'), "object of strings", id="metadata null"),
     pytest.param(container('{"__metadata__":[]}'), "object of strings", id="metadata list"),
     pytest.param(container('{"a":null}'), "incomplete", id="entry is null"),
     pytest.param(container('{"a":{"dtype":"U8","shape":[0]}}'), "incomplete", id="no offsets"),
-    pytest.param(container(one('"U8","dtype":"U8"', "[2]", "[0,2]"), b"ab"), "appears twice",
-                 id="dtype twice"),
+    pytest.param(
+        container(one('"U8","dtype":"U8"', "[2]", "[0,2]"), b"ab"),
+        "appears twice",
+        id="dtype twice",
+    ),
     pytest.param(container(one('"u8"', "[2]", "[0,2]"), b"ab"), "'u8' is no", id="unknown type"),
     pytest.param(container(one('"I4"', "[4]", "[0,2]"), b"ab"), "'I4' is no", id="int4"),
     pytest.param(container(one("2", "[2]", "[0,2]"), b"ab"), "2 is no", id="type is a number"),
@@ -103,36 +113,59 @@ MALFORMED = [
     pytest.param(container(one('"U8"', "[true]", "[0,1]"), b"a"), "non-negative", id="bool"),
     pytest.param(container(one('"U8"', '["2"]', "[0,2]"), b"ab"), "non-negative", id="string"),
     pytest.param(container(one('"U8"', "2", "[0,2]"), b"ab"), "non-negative", id="bare number"),
-    pytest.param(container(one('"U8"', "[18446744073709551616,0]", "[0,0]")), "non-negative",
-                 id="dimension of 2^64"),
-    pytest.param(container(one('"U8"', f"[{'9' * 5000},0]", "[0,0]")), "out of range",
-                 id="dimension of 5000 digits"),
+    pytest.param(
+        container(one('"U8"', "[18446744073709551616,0]", "[0,0]")),
+        "non-negative",
+        id="dimension of 2^64",
+    ),
+    pytest.param(
+        container(one('"U8"', f"[{'9' * 5000},0]", "[0,0]")),
+        "out of range",
+        id="dimension of 5000 digits",
+    ),
     pytest.param(container(one('"U8"', "[2]", "[0,2,2]"), b"ab"), "two of them", id="3 offsets"),
     pytest.param(container(one('"U8"', "[2]", "[0,2.0]"), b"ab"), "non-negative", id="float end"),
     pytest.param(container(one('"U8"', "[2]", "[2,0]"), b"ab"), "offsets hold -16", id="inverted"),
-    pytest.param(container(one('"F32"', "[2]", "[0,4]"), b"abcd"), "takes 64 bits",
-                 id="shape larger than the data"),
-    pytest.param(container(one('"F32"', "[4294967296,4294967296]", "[0,0]")), "beyond 2\\^64",
-                 id="size that overflows to zero"),
-    pytest.param(container(one('"F32"', "[1152921504606846976]", "[0,0]")), "beyond 2\\^64",
-                 id="bits that overflow"),
-    pytest.param(container(one('"U8"', "[18446744073709551615,2,0]", "[0,0]")), "beyond 2\\^64",
-                 id="overflow before a zero"),
+    pytest.param(
+        container(one('"F32"', "[2]", "[0,4]"), b"abcd"),
+        "takes 64 bits",
+        id="shape larger than the data",
+    ),
+    pytest.param(
+        container(one('"F32"', "[4294967296,4294967296]", "[0,0]")),
+        "beyond 2\\^64",
+        id="size that overflows to zero",
+    ),
+    pytest.param(
+        container(one('"F32"', "[1152921504606846976]", "[0,0]")),
+        "beyond 2\\^64",
+        id="bits that overflow",
+    ),
+    pytest.param(
+        container(one('"U8"', "[18446744073709551615,2,0]", "[0,0]")),
+        "beyond 2\\^64",
+        id="overflow before a zero",
+    ),
     pytest.param(container(one('"F4"', "[3]", "[0,2]"), b"ab"), "takes 12 bits", id="odd F4"),
     pytest.param(container(one('"F6_E2M3"', "[2]", "[0,2]"), b"ab"), "takes 12 bits", id="two F6"),
-    pytest.param(container('{"a":' + U8_2 + ',"b":' + U8_2 + "}", b"ab"), "end at 2",
-                 id="overlap"),
+    pytest.param(container('{"a":' + U8_2 + ',"b":' + U8_2 + "}", b"ab"), "end at 2", id="overlap"),
     pytest.param(container(one('"U8"', "[2]", "[1,3]"), b"abc"), "end at 0", id="hole in front"),
-    pytest.param(container('{"a":' + U8_2 + ',"b":{"dtype":"U8","shape":[0],"data_offsets":[1,1]}}',
-                           b"ab"), "begins at byte 1; the tensors before it end at 2",
-                 id="empty tensor inside another"),
+    pytest.param(
+        container('{"a":' + U8_2 + ',"b":{"dtype":"U8","shape":[0],"data_offsets":[1,1]}}', b"ab"),
+        "begins at byte 1; the tensors before it end at 2",
+        id="empty tensor inside another",
+    ),
     pytest.param(container('{"a":' + U8_2 + "}", b"abc"), "it holds 3", id="bytes after the last"),
     pytest.param(container('{"a":' + U8_2 + "}", b"a"), "it holds 1", id="truncated data"),
     pytest.param(container("{}", b"a"), "it holds 1", id="data without tensors"),
-    pytest.param(container(one('"U8"', "[2]", "[0,2]", ',"x":NaN'), b"ab"), "NaN is not JSON",
-                 id="NaN"),
-    pytest.param(container(one('"U8"', "[2]", "[0,2]", ',"x":1e999'), b"ab"), "out of range",
-                 id="number beyond float64"),
+    pytest.param(
+        container(one('"U8"', "[2]", "[0,2]", ',"x":NaN'), b"ab"), "NaN is not JSON", id="NaN"
+    ),
+    pytest.param(
+        container(one('"U8"', "[2]", "[0,2]", ',"x":1e999'), b"ab"),
+        "out of range",
+        id="number beyond float64",
+    ),
 ]
 
 
@@ -150,12 +183,21 @@ def test_a_malformed_file_is_refused_as_the_reference_does(
 
 
 STRICTER = [
-    pytest.param(container('{"a":' + U8_2 + ',"a":' + U8_2 + "}", b"ab"), "'a' appears twice",
-                 id="tensor twice"),
-    pytest.param(container('{"a":' + U8_2 + ',"\\u0061":' + U8_2 + "}", b"ab"),
-                 "'a' appears twice", id="tensor twice, once escaped"),
-    pytest.param(container('{"__metadata__":{"k":"x","k":"y"}}'), "'k' appears twice",
-                 id="metadata key twice"),
+    pytest.param(
+        container('{"a":' + U8_2 + ',"a":' + U8_2 + "}", b"ab"),
+        "'a' appears twice",
+        id="tensor twice",
+    ),
+    pytest.param(
+        container('{"a":' + U8_2 + ',"\\u0061":' + U8_2 + "}", b"ab"),
+        "'a' appears twice",
+        id="tensor twice, once escaped",
+    ),
+    pytest.param(
+        container('{"__metadata__":{"k":"x","k":"y"}}'),
+        "'k' appears twice",
+        id="metadata key twice",
+    ),
     pytest.param(container(" {}"), "start with", id="space in front"),
     pytest.param(container('{"a":["U8",[2],[0,2]]}', b"ab"), "incomplete", id="entry as a list"),
     pytest.param(container(one('{"U8":null}', "[2]", "[0,2]"), b"ab"), "is no", id="type as a map"),
@@ -195,22 +237,39 @@ ACCEPTED = [
     pytest.param(container('{"a":' + U8_2 + "}     ", b"ab"), {"a": (2,)}, id="padded with spaces"),
     pytest.param(container(one('"F32"', "[]", "[0,4]"), b"abcd"), {"a": ()}, id="scalar"),
     pytest.param(container(one('"F32"', "[0,3]", "[0,0]")), {"a": (0, 3)}, id="no elements"),
-    pytest.param(container(one('"U8"', "[18446744073709551615,0]", "[0,0]")),
-                 {"a": (2**64 - 1, 0)}, id="largest dimension"),
-    pytest.param(container(one('"U8"', "[0,18446744073709551615,2]", "[0,0]")),
-                 {"a": (0, 2**64 - 1, 2)}, id="zero before an overflow"),
+    pytest.param(
+        container(one('"U8"', "[18446744073709551615,0]", "[0,0]")),
+        {"a": (2**64 - 1, 0)},
+        id="largest dimension",
+    ),
+    pytest.param(
+        container(one('"U8"', "[0,18446744073709551615,2]", "[0,0]")),
+        {"a": (0, 2**64 - 1, 2)},
+        id="zero before an overflow",
+    ),
     pytest.param(container(one('"F4"', "[3,2]", "[0,3]"), b"abc"), {"a": (3, 2)}, id="F4"),
     pytest.param(container(one('"F6_E3M2"', "[2,2]", "[0,3]"), b"abc"), {"a": (2, 2)}, id="F6"),
-    pytest.param(container(one('"U8"', "[2]", "[0,2]", ',"x":[1,{"y":2.5}]'), b"ab"), {"a": (2,)},
-                 id="unknown key"),
+    pytest.param(
+        container(one('"U8"', "[2]", "[0,2]", ',"x":[1,{"y":2.5}]'), b"ab"),
+        {"a": (2,)},
+        id="unknown key",
+    ),
     pytest.param(container('{"__metadata__":null}'), {}, id="metadata is null"),
     pytest.param(container('{"":' + U8_2 + "}", b"ab"), {"": (2,)}, id="empty name"),
-    pytest.param(container('{"a\\u0000\\ud83d\\ude00\x7f":' + U8_2 + "}", b"ab"),
-                 {"a\0\U0001f600\x7f": (2,)}, id="escapes in a name"),
     pytest.param(
-        container('{"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]},"a":' + U8_2
-                  + ',"c":{"dtype":"U8","shape":[0],"data_offsets":[2,2]}}', b"abc"),
-        {"b": (1,), "a": (2,), "c": (0,)}, id="header in another order than the data",
+        container('{"a\\u0000\\ud83d\\ude00\x7f":' + U8_2 + "}", b"ab"),
+        {"a\0\U0001f600\x7f": (2,)},
+        id="escapes in a name",
+    ),
+    pytest.param(
+        container(
+            '{"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]},"a":'
+            + U8_2
+            + ',"c":{"dtype":"U8","shape":[0],"data_offsets":[2,2]}}',
+            b"abc",
+        ),
+        {"b": (1,), "a": (2,), "c": (0,)},
+        id="header in another order than the data",
     ),
 ]
 
@@ -352,8 +411,9 @@ def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
 ENTRY = st.fixed_dictionaries(
     {
         "dtype": st.sampled_from(["U8", "F4", "F6_E2M3", "BF16", "F32", "C64", "I4", None, 1]),
-        "shape": st.lists(st.sampled_from([0, 1, 2, 3, 4, 2**32, 2**64 - 1, 2**64, -1, 1.0, True]),
-                          max_size=3)
+        "shape": st.lists(
+            st.sampled_from([0, 1, 2, 3, 4, 2**32, 2**64 - 1, 2**64, -1, 1.0, True]), max_size=3
+        )
         | st.lists(st.integers(0, 4), max_size=3),
         "data_offsets": st.lists(st.sampled_from([0, 1, 2, 4, 6, 8, 2**64 - 1]), max_size=3)
         | st.lists(st.integers(0, 16), min_size=2, max_size=2),
@@ -363,8 +423,10 @@ ENTRY = st.fixed_dictionaries(
 HEADER = st.dictionaries(
     st.sampled_from(["a", "b", "c", "é"]), ENTRY, max_size=3
 ) | st.fixed_dictionaries(
-    {"__metadata__": st.none() | st.dictionaries(st.text(max_size=1), st.text(max_size=1)
-                                                 | st.integers(), max_size=2)},
+    {
+        "__metadata__": st.none()
+        | st.dictionaries(st.text(max_size=1), st.text(max_size=1) | st.integers(), max_size=2)
+    },
     optional={"a": ENTRY},
 )
 VALID = [
@@ -374,9 +436,38 @@ VALID = [
     '"b":{"dtype":"I16","shape":[2,0],"data_offsets":[2,2]},'
     '"c":{"dtype":"BF16","shape":[2],"data_offsets":[2,6]}}',
 ]
-TOKENS = [b'"', b"{", b"}", b"[", b"]", b",", b":", b"0", b"1", b"2", b"-", b".", b"e", b" ", b"\n",
-          b"\\", b"\\u0041", b"\\ud800", b"null", b"true", b"NaN", b"\0", b"\x1f", b"\x7f",
-          b"\xc3\xa9", b"\xff", b"dtype", b"shape", b"F32", b"__metadata__"]
+TOKENS = [
+    b'"',
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b",",
+    b":",
+    b"0",
+    b"1",
+    b"2",
+    b"-",
+    b".",
+    b"e",
+    b" ",
+    b"\n",
+    b"\\",
+    b"\\u0041",
+    b"\\ud800",
+    b"null",
+    b"true",
+    b"NaN",
+    b"\0",
+    b"\x1f",
+    b"\x7f",
+    b"\xc3\xa9",
+    b"\xff",
+    b"dtype",
+    b"shape",
+    b"F32",
+    b"__metadata__",
+]
 
 
 def repeats_a_key(header: bytes) -> bool:
@@ -418,8 +509,11 @@ def test_headers_of_odd_values_are_judged_as_the_reference_judges_them(
 
 @given(
     header=st.sampled_from(VALID),
-    edits=st.lists(st.tuples(st.integers(0, 250), st.integers(0, 3), st.sampled_from(TOKENS)),
-                   min_size=1, max_size=2),
+    edits=st.lists(
+        st.tuples(st.integers(0, 250), st.integers(0, 3), st.sampled_from(TOKENS)),
+        min_size=1,
+        max_size=2,
+    ),
     size=st.sampled_from([6, 6, 6, 5, 7]),
 )
 @settings(max_examples=1500, deadline=None)
@@ -435,8 +529,9 @@ def test_damaged_headers_are_judged_as_the_reference_judges_them(
 # ---------------------------------------------------------------- writing
 
 
-def reference_file(arrays: dict[str, NDArray[Any]],
-                   metadata: dict[str, str] | None = None) -> bytes:
+def reference_file(
+    arrays: dict[str, NDArray[Any]], metadata: dict[str, str] | None = None
+) -> bytes:
     """What the reference implementation writes; F4 arrays are handed over packed."""
     kept, specs = [], {}
     for name, array in arrays.items():
@@ -457,8 +552,9 @@ def entries_of(arrays: dict[str, NDArray[Any]]) -> list[Entry]:
     return [Entry(n, by_numpy[a.dtype.newbyteorder("=")], a.shape) for n, a in arrays.items()]
 
 
-def written(path: Path, arrays: dict[str, NDArray[Any]],
-            metadata: dict[str, str] | None = None) -> bytes:
+def written(
+    path: Path, arrays: dict[str, NDArray[Any]], metadata: dict[str, str] | None = None
+) -> bytes:
     with SafetensorsSink(path, entries_of(arrays), metadata or {}) as sink:
         for name, array in arrays.items():
             sink.write(name, array)
@@ -493,7 +589,7 @@ def test_all_types_in_one_file_are_ordered_as_the_reference_orders_them(tmp_path
         for letter in ("é", "b", "Z", "\U0001f600", "\uffff")
         for seed, dtype in enumerate(WRITABLE)
     }
-    metadata = {"kéy\n\"\\": "\x00\x1f\x7f/\u2028"}
+    metadata = {'kéy\n"\\': "\x00\x1f\x7f/\u2028"}
     assert written(tmp_path / "a", arrays, metadata) == reference_file(arrays, metadata)
 
 
@@ -534,8 +630,9 @@ def test_metadata_is_sorted_so_that_every_run_gives_the_same_bytes(tmp_path: Pat
 
 
 @given(
-    shapes=st.lists(st.tuples(st.sampled_from(WRITABLE), st.lists(st.integers(0, 3), max_size=3)),
-                    max_size=5),
+    shapes=st.lists(
+        st.tuples(st.sampled_from(WRITABLE), st.lists(st.integers(0, 3), max_size=3)), max_size=5
+    ),
     metadata=st.dictionaries(st.text(max_size=5), st.text(max_size=5), min_size=1, max_size=1),
     seed=st.integers(0, 9),
 )
@@ -594,8 +691,11 @@ def test_arrays_in_any_memory_order_are_written_in_c_order(
 
 
 def test_entries_may_be_written_in_any_order_as_arrays_bytes_or_chunks(tmp_path: Path) -> None:
-    arrays = {"a": np.array([1, 2, 3], np.int16), "b": np.array([4.0]),
-              "c": np.array([0.5, 1, 1.5, 2], ml_dtypes.float4_e2m1fn)}
+    arrays = {
+        "a": np.array([1, 2, 3], np.int16),
+        "b": np.array([4.0]),
+        "c": np.array([0.5, 1, 1.5, 2], ml_dtypes.float4_e2m1fn),
+    }
     with SafetensorsSink(tmp_path / "a", entries_of(arrays), {}) as sink:
         sink.write("c", np.array([0x21, 0x43], np.uint8))
         sink.write("a", iter([b"\x01\0\x02", b"", b"\0\x03\0"]))
@@ -616,11 +716,16 @@ def test_a_copy_made_of_chunks_is_the_same_file(tmp_path: Path) -> None:
 
 F32, F4 = DTYPES["float32"], DTYPES["float4e2m1"]
 UNWRITABLE = [
-    pytest.param([Entry("w", F32, ()), Entry("w", F32, (2,))], {}, "'w': its name is taken",
-                 id="name twice"),
+    pytest.param(
+        [Entry("w", F32, ()), Entry("w", F32, (2,))], {}, "'w': its name is taken", id="name twice"
+    ),
     pytest.param([Entry("__metadata__", F32, ())], {}, "its name is taken", id="reserved name"),
-    pytest.param([Entry("__metadata__", F32, ())], {"k": "v"}, "its name is taken",
-                 id="reserved name beside metadata"),
+    pytest.param(
+        [Entry("__metadata__", F32, ())],
+        {"k": "v"},
+        "its name is taken",
+        id="reserved name beside metadata",
+    ),
     pytest.param([Entry("w", DTYPES["complex128"], ())], {}, "has no complex128", id="complex128"),
     pytest.param([Entry("w", DTYPES["int4"], (2,))], {}, "has no int4", id="int4"),
     pytest.param([Entry("w", F4, (3,))], {}, "ends within a byte", id="odd F4"),
@@ -653,8 +758,12 @@ WRONG_DATA = [
     pytest.param("w", np.zeros(9, np.uint8), "9 bytes of 8", id="9 packed bytes"),
     pytest.param("w", pieces(b"1234", b"123"), "7 bytes of 8", id="short pieces"),
     pytest.param("w", pieces(b"1234", b"12345"), "9 bytes of 8", id="long pieces"),
-    pytest.param("v", np.zeros(1, np.float32), "'v' is no entry of it or already written",
-                 id="written before"),
+    pytest.param(
+        "v",
+        np.zeros(1, np.float32),
+        "'v' is no entry of it or already written",
+        id="written before",
+    ),
 ]
 
 

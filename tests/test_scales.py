@@ -106,8 +106,9 @@ def test_scale_and_zero_point_equal_exact_arithmetic(
     spec = QuantSpec(target, PerAxis(0), symmetric=symmetric, narrow_range=narrow)
     scale, zero_point = scales.choose(x, spec, DTYPES[storage])
     wanted = [
-        expected(float(row.min()), float(row.max()), target, storage, symmetric=symmetric,
-                 narrow=narrow)
+        expected(
+            float(row.min()), float(row.max()), target, storage, symmetric=symmetric, narrow=narrow
+        )
         for row in x
     ]
     assert scale.dtype == DTYPES[storage].numpy
@@ -145,8 +146,14 @@ def test_every_group_gets_the_scale_of_its_own_elements(
     scale, zero_point = scales.choose(x, spec, DTYPES["float32"])
     assert scale.shape == granularity.scale_shape(shape)
     for index, values in group_values(x, granularity).items():
-        wanted = expected(min(values, default=0.0), max(values, default=0.0), "int8", "float32",
-                          symmetric=symmetric, narrow=False)
+        wanted = expected(
+            min(values, default=0.0),
+            max(values, default=0.0),
+            "int8",
+            "float32",
+            symmetric=symmetric,
+            narrow=False,
+        )
         found = None if zero_point is None else int(zero_point[index])
         assert (float(scale[index]), found) == wanted
 
@@ -163,8 +170,9 @@ def test_percentiles_are_numpys_of_the_finite_values_of_a_group(
     if holes:
         x = np.where(random.random(shape) < 0.3, np.float32(np.nan), x)
         x = np.where(random.random(shape) < 0.2, np.float32(-np.inf), x)
-    spec = QuantSpec("int8", granularity, symmetric=symmetric, method=f"percentile:{p}",
-                     nonfinite="allow")
+    spec = QuantSpec(
+        "int8", granularity, symmetric=symmetric, method=f"percentile:{p}", nonfinite="allow"
+    )
     scale, zero_point = scales.choose(x, spec, DTYPES["float32"])
     for index, values in group_values(x, granularity).items():
         low, high = percentile_range([v for v in values if math.isfinite(v)], float(p), symmetric)
@@ -190,8 +198,11 @@ def test_percentile_100_is_the_whole_range() -> None:
     for symmetric in (True, False):
         whole = QuantSpec("int8", PerAxis(0), symmetric=symmetric)
         percentile = QuantSpec("int8", PerAxis(0), symmetric=symmetric, method="percentile:100")
-        for a, b in zip(scales.choose(x, whole, DTYPES["float32"]),
-                        scales.choose(x, percentile, DTYPES["float32"]), strict=True):
+        for a, b in zip(
+            scales.choose(x, whole, DTYPES["float32"]),
+            scales.choose(x, percentile, DTYPES["float32"]),
+            strict=True,
+        ):
             np.testing.assert_array_equal(a, b)
 
 
@@ -233,23 +244,33 @@ def test_zeros_stay_zero_in_a_narrow_unsigned_range(target: str) -> None:
     ("target", "arguments", "x", "scale", "zero_point", "codes"),
     [
         pytest.param("int8", {}, [-128, 127], 128 / 127, None, [-127, 126], id="int8"),
-        pytest.param("int8", {"narrow_range": True}, [-127, 127], 1, None, [-127, 127],
-                     id="int8-narrow"),
+        pytest.param(
+            "int8", {"narrow_range": True}, [-127, 127], 1, None, [-127, 127], id="int8-narrow"
+        ),
         pytest.param("int4", {}, [-7, 7, 3.5], 1, None, [-7, 7, 4], id="int4"),
         pytest.param("int2", {}, [-2, 1], 2, None, [-1, 0], id="int2"),
-        pytest.param("int8", {"symmetric": False}, [-55, 200], 1, -73, [-128, 127],
-                     id="int8-asymmetric"),
-        pytest.param("int8", {"symmetric": False, "narrow_range": True}, [-54, 200], 1, -73,
-                     [-127, 127], id="int8-asymmetric-narrow"),
+        pytest.param(
+            "int8", {"symmetric": False}, [-55, 200], 1, -73, [-128, 127], id="int8-asymmetric"
+        ),
+        pytest.param(
+            "int8",
+            {"symmetric": False, "narrow_range": True},
+            [-54, 200],
+            1,
+            -73,
+            [-127, 127],
+            id="int8-asymmetric-narrow",
+        ),
         pytest.param("uint8", {}, [-55, 200], 1, 55, [0, 255], id="uint8"),
         pytest.param("uint8", {}, [10, 255], 1, 0, [10, 255], id="uint8-all-above-zero"),
         pytest.param("uint8", {}, [-255, -10], 1, 255, [0, 245], id="uint8-all-below-zero"),
-        pytest.param("uint8", {"narrow_range": True}, [-55, 199], 1, 56, [1, 255],
-                     id="uint8-narrow"),
-        pytest.param("uint8", {"symmetric": True}, [-127, 64], 1, 128, [1, 192],
-                     id="uint8-symmetric"),
-        pytest.param("uint4", {"symmetric": True}, [-14, 14], 2, 8, [1, 15],
-                     id="uint4-symmetric"),
+        pytest.param(
+            "uint8", {"narrow_range": True}, [-55, 199], 1, 56, [1, 255], id="uint8-narrow"
+        ),
+        pytest.param(
+            "uint8", {"symmetric": True}, [-127, 64], 1, 128, [1, 192], id="uint8-symmetric"
+        ),
+        pytest.param("uint4", {"symmetric": True}, [-14, 14], 2, 8, [1, 15], id="uint4-symmetric"),
         pytest.param("uint2", {"symmetric": True}, [-3, 3], 3, 2, [1, 3], id="uint2-symmetric"),
         pytest.param("uint16", {}, [0, 65535], 1, 0, [0, 65535], id="uint16"),
         pytest.param("float4e2m1", {}, [-12, 1], 2, None, [-6, 0.5], id="float4e2m1"),
@@ -257,7 +278,11 @@ def test_zeros_stay_zero_in_a_narrow_unsigned_range(target: str) -> None:
     ],
 )
 def test_ranges_by_hand(
-    target: str, arguments: dict[str, Any], x: list[float], scale: float, zero_point: int | None,
+    target: str,
+    arguments: dict[str, Any],
+    x: list[float],
+    scale: float,
+    zero_point: int | None,
     codes: list[float],
 ) -> None:
     q = quantize(np.array(x, np.float32), QuantSpec(target, PerTensor(), **arguments))
@@ -308,7 +333,8 @@ def test_nan_and_infinity_do_not_count(method: str, granularity: Granularity) ->
 
 @pytest.mark.parametrize("target", ["uint8", "int8"])
 @pytest.mark.parametrize(
-    "values", [[], [0.0], [-0.0, 0.0], [1.0, 2.0], [-5.5, -1.0], [-1.5, 3.25, 0.1], [1e-45]],
+    "values",
+    [[], [0.0], [-0.0, 0.0], [1.0, 2.0], [-5.5, -1.0], [-1.5, 3.25, 0.1], [1e-45]],
     ids=str,
 )
 def test_dynamic_semantics_give_the_operators_scale(target: str, values: list[float]) -> None:

@@ -194,8 +194,9 @@ def test_figures_by_hand(x: list[float], x_hat: list[float], figures: dict[str, 
 
 def test_the_quarter_error_has_its_known_signal_to_noise_ratio() -> None:
     x = np.array([1.25, -2], np.float32)
-    figures = accumulate(x, np.rint(x.astype(np.float64)), np.array([1, -2], np.float32),
-                         []).figures()
+    figures = accumulate(
+        x, np.rint(x.astype(np.float64)), np.array([1, -2], np.float32), []
+    ).figures()
     assert figures["sqnr_db"] == pytest.approx(19.49390006644913, rel=1e-15)
 
 
@@ -209,14 +210,32 @@ def test_values_count_as_clipped_only_beyond_the_range() -> None:
 @pytest.mark.parametrize(
     ("x", "nan", "inf"),
     [
-        pytest.param(np.array([0x7D01, 0x3C00, 0xFC00], np.uint16).view(np.float16), 1, 1,
-                     id="float16-signalling"),
-        pytest.param(np.array([0x7F81, 0x3F80, 0x7F80], np.uint16).view(ml_dtypes.bfloat16), 1, 1,
-                     id="bfloat16-signalling"),
-        pytest.param(np.array([0x7F800001, 0x3F800000, 0x7F800000], np.uint32).view(np.float32),
-                     1, 1, id="float32-signalling"),
-        pytest.param(np.array([0x7FF0000000000001, 0x3FF0000000000000, 0x7FF0000000000000],
-                              np.uint64).view(np.float64), 1, 1, id="float64-signalling"),
+        pytest.param(
+            np.array([0x7D01, 0x3C00, 0xFC00], np.uint16).view(np.float16),
+            1,
+            1,
+            id="float16-signalling",
+        ),
+        pytest.param(
+            np.array([0x7F81, 0x3F80, 0x7F80], np.uint16).view(ml_dtypes.bfloat16),
+            1,
+            1,
+            id="bfloat16-signalling",
+        ),
+        pytest.param(
+            np.array([0x7F800001, 0x3F800000, 0x7F800000], np.uint32).view(np.float32),
+            1,
+            1,
+            id="float32-signalling",
+        ),
+        pytest.param(
+            np.array([0x7FF0000000000001, 0x3FF0000000000000, 0x7FF0000000000000], np.uint64).view(
+                np.float64
+            ),
+            1,
+            1,
+            id="float64-signalling",
+        ),
         pytest.param(np.array([1e300, 1.0, 3.5e38]), 0, 2, id="float64-beyond-float32"),
         pytest.param(np.array([2**31 - 1, 1, -(2**31)], np.int32), 0, 0, id="int32"),
     ],

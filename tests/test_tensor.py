@@ -38,8 +38,11 @@ def test_dequantize_gives_float32_unless_told_otherwise() -> None:
 
 
 def test_the_error_figures_are_those_of_dequantize() -> None:
-    for spec in (QuantSpec("int4", PerAxis(1)), QuantSpec("float8e5m2", PerTensor()),
-                 QuantSpec("uint2", Blocked(0, 3))):
+    for spec in (
+        QuantSpec("int4", PerAxis(1)),
+        QuantSpec("float8e5m2", PerTensor()),
+        QuantSpec("uint2", Blocked(0, 3)),
+    ):
         q = quantize(X, spec)
         error = np.abs(q.dequantize().astype(np.float64) - X)
         assert q.stats.max_abs_error == error.max()

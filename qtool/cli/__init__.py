@@ -36,8 +36,12 @@ def _print_version(*, wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version and leave.", is_eager=True,
-                     callback=lambda value: _print_version(wanted=value)),
+        typer.Option(
+            "--version",
+            help="Print the version and leave.",
+            is_eager=True,
+            callback=lambda value: _print_version(wanted=value),
+        ),
     ] = False,
 ) -> None: ...
 

@@ -16,8 +16,11 @@ def inspect(
     src: options.Source,
     stats: Annotated[
         bool,
-        typer.Option("--stats", metavar=options.FLAG,
-                     help="Read the values too: range, histogram, zeros, outliers."),
+        typer.Option(
+            "--stats",
+            metavar=options.FLAG,
+            help="Read the values too: range, histogram, zeros, outliers.",
+        ),
     ] = False,
     source_dtype: options.SourceDtype = None,
     json: options.Json = False,

@@ -17,28 +17,43 @@ OUTPUT = "Output"
 FLAG = " "  # a flag takes no value: no type beside it in --help
 
 Source = Annotated[
-    str, typer.Argument(metavar="SRC", help="File to read: .npy, .npz, .safetensors or .onnx; - is "
-                        "standard input.")
+    str,
+    typer.Argument(
+        metavar="SRC", help="File to read: .npy, .npz, .safetensors or .onnx; - is standard input."
+    ),
 ]
 Target = Annotated[
     str | None,
-    typer.Option("--output", "-o", metavar="DST", help="File to write; - is standard output. "
-                 "\\[default: beside SRC]", show_default=False),
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="DST",
+        help="File to write; - is standard output. \\[default: beside SRC]",
+        show_default=False,
+    ),
 ]
 Axis = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Axis of the scales; negative counts from the end.",
-                 rich_help_panel=SCALES),
+    typer.Option(
+        metavar="N",
+        help="Axis of the scales; negative counts from the end.",
+        rich_help_panel=SCALES,
+    ),
 ]
 BlockSize = Annotated[
     int | None,
-    typer.Option(metavar="B", help="One scale per B elements along the axis.",
-                 rich_help_panel=SCALES),
+    typer.Option(
+        metavar="B", help="One scale per B elements along the axis.", rich_help_panel=SCALES
+    ),
 ]
 Scale = Annotated[
     str | None,
-    typer.Option(metavar="S", help="Given scale: a number, a .npy, or a .npz or .safetensors that "
-                 "holds NAME.scale, such as an earlier output.", rich_help_panel=SCALES),
+    typer.Option(
+        metavar="S",
+        help="Given scale: a number, a .npy, or a .npz or .safetensors that "
+        "holds NAME.scale, such as an earlier output.",
+        rich_help_panel=SCALES,
+    ),
 ]
 ZeroPoint = Annotated[
     str | None,
@@ -46,45 +61,73 @@ ZeroPoint = Annotated[
 ]
 SourceDtype = Annotated[
     str | None,
-    typer.Option(metavar="T", help="Element type of arrays that NumPy saved as raw bytes, "
-                 "such as bfloat16."),
+    typer.Option(
+        metavar="T", help="Element type of arrays that NumPy saved as raw bytes, such as bfloat16."
+    ),
 ]
 Include = Annotated[
     list[str] | None,
-    typer.Option(metavar="P", help="Only tensors whose name matches: a glob such as '*.mlp.*', or "
-                 "re: and a regular expression. Repeatable.", rich_help_panel=SELECTION),
+    typer.Option(
+        metavar="P",
+        help="Only tensors whose name matches: a glob such as '*.mlp.*', or "
+        "re: and a regular expression. Repeatable.",
+        rich_help_panel=SELECTION,
+    ),
 ]
 Exclude = Annotated[
     list[str] | None,
-    typer.Option(metavar="P", help="Not the tensors whose name matches. Repeatable.",
-                 rich_help_panel=SELECTION),
+    typer.Option(
+        metavar="P",
+        help="Not the tensors whose name matches. Repeatable.",
+        rich_help_panel=SELECTION,
+    ),
 ]
 Requantize = Annotated[
     bool,
-    typer.Option("--requantize", metavar=FLAG, help="Accept a source that is quantized already.",
-                 rich_help_panel=SELECTION),
+    typer.Option(
+        "--requantize",
+        metavar=FLAG,
+        help="Accept a source that is quantized already.",
+        rich_help_panel=SELECTION,
+    ),
 ]
 AllowEmpty = Annotated[
     bool,
-    typer.Option("--allow-empty", metavar=FLAG, help="Succeed where no tensor is quantized.",
-                 rich_help_panel=SELECTION),
+    typer.Option(
+        "--allow-empty",
+        metavar=FLAG,
+        help="Succeed where no tensor is quantized.",
+        rich_help_panel=SELECTION,
+    ),
 ]
 To = Annotated[
     str | None,
-    typer.Option(metavar="FORMAT", help="Container to write: safetensors, npz, or npy (the codes "
-                 "alone). \\[default: by DST's suffix, else safetensors; ONNX stays ONNX]",
-                 show_default=False, rich_help_panel=OUTPUT),
+    typer.Option(
+        metavar="FORMAT",
+        help="Container to write: safetensors, npz, or npy (the codes "
+        "alone). \\[default: by DST's suffix, else safetensors; ONNX stays ONNX]",
+        show_default=False,
+        rich_help_panel=OUTPUT,
+    ),
 ]
 ExternalData = Annotated[
     bool,
-    typer.Option("--external-data", metavar=FLAG, help="Write ONNX weights to a file beside the "
-                 "model; always so above 1 GiB.", rich_help_panel=OUTPUT),
+    typer.Option(
+        "--external-data",
+        metavar=FLAG,
+        help="Write ONNX weights to a file beside the model; always so above 1 GiB.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 ReportFile = Annotated[
     str | None,
-    typer.Option("--report", metavar="FILE", help="Where the JSON report goes. "
-                 "\\[default: DST's name with .report.json]", show_default=False,
-                 rich_help_panel=OUTPUT),
+    typer.Option(
+        "--report",
+        metavar="FILE",
+        help="Where the JSON report goes. \\[default: DST's name with .report.json]",
+        show_default=False,
+        rich_help_panel=OUTPUT,
+    ),
 ]
 Force = Annotated[
     bool,
@@ -92,13 +135,18 @@ Force = Annotated[
 ]
 Json = Annotated[
     bool,
-    typer.Option("--json", metavar=FLAG, help="Print the result as JSON on standard output.",
-                 rich_help_panel=OUTPUT),
+    typer.Option(
+        "--json",
+        metavar=FLAG,
+        help="Print the result as JSON on standard output.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 Quiet = Annotated[
     bool,
-    typer.Option("--quiet", "-q", metavar=FLAG, help="No table, no progress bar.",
-                 rich_help_panel=OUTPUT),
+    typer.Option(
+        "--quiet", "-q", metavar=FLAG, help="No table, no progress bar.", rich_help_panel=OUTPUT
+    ),
 ]
 
 

@@ -23,66 +23,101 @@ def quantize(
     src: options.Source,
     dtype: Annotated[
         str,
-        typer.Option(metavar="D", help="Target type, such as int4; `qtool dtypes` lists them.",
-                     autocompletion=_dtype_names, show_default=False),
+        typer.Option(
+            metavar="D",
+            help="Target type, such as int4; `qtool dtypes` lists them.",
+            autocompletion=_dtype_names,
+            show_default=False,
+        ),
     ],
     output: options.Target = None,
     axis: options.Axis = None,
     block_size: options.BlockSize = None,
     symmetric: Annotated[
         bool | None,
-        typer.Option("--symmetric/--asymmetric", metavar=options.FLAG,
-                     help="Grid centred on zero, or over \\[min, max]. \\[default: symmetric; "
-                     "asymmetric for unsigned types]",
-                     show_default=False, rich_help_panel=options.SCALES),
+        typer.Option(
+            "--symmetric/--asymmetric",
+            metavar=options.FLAG,
+            help="Grid centred on zero, or over \\[min, max]. \\[default: symmetric; "
+            "asymmetric for unsigned types]",
+            show_default=False,
+            rich_help_panel=options.SCALES,
+        ),
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(metavar="M", help="How the scale is chosen: absmax (symmetric), minmax "
-                     "(asymmetric) or percentile:P, for example percentile:99.9.",
-                     rich_help_panel=options.SCALES),
+        typer.Option(
+            metavar="M",
+            help="How the scale is chosen: absmax (symmetric), minmax "
+            "(asymmetric) or percentile:P, for example percentile:99.9.",
+            rich_help_panel=options.SCALES,
+        ),
     ] = None,
     scale: options.Scale = None,
     zero_point: options.ZeroPoint = None,
     negative_scale: Annotated[
         bool,
-        typer.Option("--negative-scale", metavar=options.FLAG,
-                     help="Accept given scales below zero.", rich_help_panel=options.SCALES),
+        typer.Option(
+            "--negative-scale",
+            metavar=options.FLAG,
+            help="Accept given scales below zero.",
+            rich_help_panel=options.SCALES,
+        ),
     ] = False,
     scale_dtype: Annotated[
         str | None,
-        typer.Option(metavar="T", help="Type that scales are stored in: float32, float16, "
-                     "bfloat16, float8e8m0 or float8e4m3fn. \\[default: the weight's own]",
-                     show_default=False, rich_help_panel=options.SCALES),
+        typer.Option(
+            metavar="T",
+            help="Type that scales are stored in: float32, float16, "
+            "bfloat16, float8e8m0 or float8e4m3fn. \\[default: the weight's own]",
+            show_default=False,
+            rich_help_panel=options.SCALES,
+        ),
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(metavar="T", help="Type of the division: float32, float16 or bfloat16. "
-                     "\\[default: float32; that of a given scale]",
-                     show_default=False, rich_help_panel=options.ARITHMETIC),
+        typer.Option(
+            metavar="T",
+            help="Type of the division: float32, float16 or bfloat16. "
+            "\\[default: float32; that of a given scale]",
+            show_default=False,
+            rich_help_panel=options.ARITHMETIC,
+        ),
     ] = None,
     saturate: Annotated[
         bool,
-        typer.Option("--saturate/--no-saturate", metavar=options.FLAG,
-                     help="Float8 only: out of range gives the largest value, or else NaN or Inf.",
-                     rich_help_panel=options.ARITHMETIC),
+        typer.Option(
+            "--saturate/--no-saturate",
+            metavar=options.FLAG,
+            help="Float8 only: out of range gives the largest value, or else NaN or Inf.",
+            rich_help_panel=options.ARITHMETIC,
+        ),
     ] = True,
     nonfinite: Annotated[
         str,
-        typer.Option(metavar="WHAT", help="NaN and Inf in the source: error, or allow (Inf "
-                     "saturates, NaN becomes NaN or the zero point).",
-                     rich_help_panel=options.ARITHMETIC),
+        typer.Option(
+            metavar="WHAT",
+            help="NaN and Inf in the source: error, or allow (Inf "
+            "saturates, NaN becomes NaN or the zero point).",
+            rich_help_panel=options.ARITHMETIC,
+        ),
     ] = "error",
     semantics: Annotated[
         str,
-        typer.Option(metavar="WHOSE", help="onnx, or onednn: the zero point is added before "
-                     "rounding.", rich_help_panel=options.ARITHMETIC),
+        typer.Option(
+            metavar="WHOSE",
+            help="onnx, or onednn: the zero point is added before rounding.",
+            rich_help_panel=options.ARITHMETIC,
+        ),
     ] = "onnx",
     narrow_range: Annotated[
         bool,
-        typer.Option("--narrow-range", metavar=options.FLAG,
-                     help="Leave the lowest code unused: \\[-127, 127] for int8.",
-                     rich_help_panel=options.ARITHMETIC),
+        typer.Option(
+            "--narrow-range",
+            metavar=options.FLAG,
+            help="Leave the lowest code unused: \\[-127, 127] for int8.",
+            rich_help_panel=options.ARITHMETIC,
+        ),
     ] = False,
     source_dtype: options.SourceDtype = None,
     include: options.Include = None,

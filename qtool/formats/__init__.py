@@ -87,8 +87,11 @@ def open(path: str | Path, *, source_dtype: DType | None = None) -> Source:
     path = Path(path)
     container = _container(path)
     if source_dtype is not None and container not in ("npy", "npz"):
-        raise FormatError(str(path), f"source_dtype is for .npy and .npz, this is {container}",
-                          "leave --source-dtype out")
+        raise FormatError(
+            str(path),
+            f"source_dtype is for .npy and .npz, this is {container}",
+            "leave --source-dtype out",
+        )
     if container == "npy":
         from qtool.formats.npy import NpySource
 
@@ -106,9 +109,7 @@ def open(path: str | Path, *, source_dtype: DType | None = None) -> Source:
     return OnnxSource(path)
 
 
-def sink(
-    container: str, path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]
-) -> Sink:
+def sink(container: str, path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) -> Sink:
     """A new safetensors, npz or npy file at path."""
     if container == "npy":
         from qtool.formats.npy import NpySink
@@ -145,8 +146,11 @@ def _container(path: Path) -> str:
     if found is None and named in ("safetensors", "onnx"):
         return named  # its reader says what is wrong
     if found is None:
-        raise FormatError(str(path), "holds no .npy, .npz, .safetensors or ONNX data",
-                          "nothing else is read, and nothing is unpickled")
+        raise FormatError(
+            str(path),
+            "holds no .npy, .npz, .safetensors or ONNX data",
+            "nothing else is read, and nothing is unpickled",
+        )
     if named not in (None, found):
         raise FormatError(str(path), f"holds {found} data", f"name it .{found}")
     return found

@@ -18,8 +18,13 @@ from qtool.errors import OutputError
 
 _PIECE = 8 << 20
 
-_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
-          stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
 
 _NO_FOLDER = "create its folder first"
 _NOT_PERMITTED = "choose a folder that you may write to"
@@ -54,8 +59,11 @@ def replacing(dst: Path) -> Iterator[Path]:
         old = _existing(dst)
         target = Path(os.path.realpath(dst))
         _remove_leftovers(target)
-        temporary, descriptor = _create(target, 0o666 if old is None else 0o600)
+    temporary = target.with_name(_prefix(target) + secrets.token_hex(8))
+    descriptor = None
     try:
+        with _explained(dst):
+            descriptor = _create(temporary, 0o666 if old is None else 0o600)
         with _explained(dst, temporary):
             yield temporary
         with _explained(dst):
@@ -67,7 +75,8 @@ def replacing(dst: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         raise
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
     _sync_folder(target.parent)
 
 
@@ -102,8 +111,11 @@ def spooled(stream: BinaryIO) -> Iterator[Path]:
             with path.open("wb") as file:
                 shutil.copyfileobj(stream, file, _PIECE)
         except OSError as error:
-            raise OutputError("standard input", f"cannot be kept in {folder}: {error.strerror}",
-                              "set TMPDIR to a folder with enough room") from error
+            raise OutputError(
+                "standard input",
+                f"cannot be kept in {folder}: {error.strerror}",
+                "set TMPDIR to a folder with enough room",
+            ) from error
         yield path
 
 
@@ -126,8 +138,9 @@ def _explained(thing: Path | str, temporary: Path | None = None) -> Iterator[Non
         others = temporary is not None and error.filename not in (None, str(temporary))
         if others or error.errno not in _REMEDIES:
             raise
-        raise OutputError(str(thing), f"cannot be written: {error.strerror}",
-                          _REMEDIES[error.errno]) from error
+        raise OutputError(
+            str(thing), f"cannot be written: {error.strerror}", _REMEDIES[error.errno]
+        ) from error
 
 
 def _existing(dst: Path) -> os.stat_result | None:
@@ -138,8 +151,11 @@ def _existing(dst: Path) -> os.stat_result | None:
         return None
     if not stat.S_ISREG(old.st_mode):
         kind = _KINDS.get(stat.S_IFMT(old.st_mode), "no regular file")
-        raise OutputError(str(dst), f"is {kind}, which a file cannot replace",
-                          "name a file, or use `-o -` and redirect standard output")
+        raise OutputError(
+            str(dst),
+            f"is {kind}, which a file cannot replace",
+            "name a file, or use `-o -` and redirect standard output",
+        )
     return old
 
 
@@ -166,16 +182,15 @@ def _remove_unlocked(path: str) -> None:
         os.close(descriptor)
 
 
-def _create(target: Path, mode: int) -> tuple[Path, int]:
-    """A new temporary file of target, and the descriptor that holds its lock."""
+def _create(path: Path, mode: int) -> int:
+    """A new file, and the descriptor that holds its lock."""
     while True:
-        path = target.with_name(_prefix(target) + secrets.token_hex(4))
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
         with suppress(OSError):  # a file system without locks: nobody can take it for unlocked
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         # Between creation and lock another process may have taken it for a leftover.
         if os.fstat(descriptor).st_nlink:
-            return path, descriptor
+            return descriptor
         os.close(descriptor)
 
 

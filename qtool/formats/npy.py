@@ -79,8 +79,11 @@ def array_pieces(entry: Entry, data: NDArray[Any] | Iterator[bytes]) -> Iterator
             break
         yield piece
     if given != expected:
-        raise OutputError(entry.name, f"shape {entry.shape} of {entry.dtype} takes {expected} "
-                          f"bytes, {'more' if given > expected else given} were given")
+        raise OutputError(
+            entry.name,
+            f"shape {entry.shape} of {entry.dtype} takes {expected} "
+            f"bytes, {'more' if given > expected else given} were given",
+        )
 
 
 def _raw(array: NDArray[Any]) -> Iterator[Any]:
@@ -93,8 +96,11 @@ def _reinterpret(header: ArrayHeader, dtype: DType | None, thing: str) -> ArrayH
     if dtype is None or dtype == header.dtype:
         return header
     if not header.dtype.is_integer or header.dtype.numpy.itemsize != dtype.numpy.itemsize:
-        raise FormatError(thing, f"holds {header.dtype}, which cannot be read as {dtype}",
-                          "leave --source-dtype out")
+        raise FormatError(
+            thing,
+            f"holds {header.dtype}, which cannot be read as {dtype}",
+            "leave --source-dtype out",
+        )
     return replace(header, dtype=dtype)
 
 
@@ -147,8 +153,11 @@ class NpySink:
 
     def __init__(self, path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) -> None:
         if len(entries) != 1:
-            raise OutputError(str(path), f"a .npy file holds one array, not {len(entries)}",
-                              "write .npz or .safetensors")
+            raise OutputError(
+                str(path),
+                f"a .npy file holds one array, not {len(entries)}",
+                "write .npz or .safetensors",
+            )
         self._entry = entries[0]
         self._is_written = False
         self._file = path.open("wb")
@@ -164,8 +173,12 @@ class NpySink:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._file.close()
         if kind is None and not self._is_written:
             raise OutputError(self._entry.name, "was never written")

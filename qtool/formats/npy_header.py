@@ -64,9 +64,7 @@ class ArrayHeader:
         return TensorInfo(name, self.shape, self.dtype, self.nbytes)
 
 
-def read_header(
-    stream: IO[bytes], size: int, thing: str, raw_dtype: DType | None
-) -> ArrayHeader:
+def read_header(stream: IO[bytes], size: int, thing: str, raw_dtype: DType | None) -> ArrayHeader:
     """The header of the .npy file of `size` bytes that starts at the stream's position.
 
     raw_dtype: what raw void elements are; others say it themselves.
@@ -94,14 +92,16 @@ def _header_text(stream: IO[bytes], thing: str) -> tuple[str, int]:
         raise FormatError(thing, f"is not a .npy file: {_guess(start)}")
     version = tuple(start[len(MAGIC) :])
     if len(version) == 2 and version not in _LENGTH_BYTES:
-        raise FormatError(thing, f"unknown .npy version {version[0]}.{version[1]}",
-                          "use 1.0, 2.0 or 3.0")
+        raise FormatError(
+            thing, f"unknown .npy version {version[0]}.{version[1]}", "use 1.0, 2.0 or 3.0"
+        )
     wanted = _LENGTH_BYTES.get(version, 2)
     length_bytes = stream.read(wanted)
     length = int.from_bytes(length_bytes, "little")
     if length > _HEADER_LIMIT:
-        raise FormatError(thing, f"its header takes {length} bytes",
-                          f"{_HEADER_LIMIT} are the limit")
+        raise FormatError(
+            thing, f"its header takes {length} bytes", f"{_HEADER_LIMIT} are the limit"
+        )
     raw = stream.read(length)
     if len(length_bytes) != wanted or len(raw) != length:
         raise FormatError(thing, "cut short within its header")
@@ -133,10 +133,16 @@ def _fields(text: str, thing: str) -> dict[str, str]:
             break
         fields[match[2]] = match[3]
         position = match.end()
-    if (position < len(items) or len(fields) != 3
-            or fields["fortran_order"] not in ("True", "False")):
-        raise FormatError(thing, "malformed .npy header",
-                          "it must give descr, fortran_order and shape, in plain literals")
+    if (
+        position < len(items)
+        or len(fields) != 3
+        or fields["fortran_order"] not in ("True", "False")
+    ):
+        raise FormatError(
+            thing,
+            "malformed .npy header",
+            "it must give descr, fortran_order and shape, in plain literals",
+        )
     return fields
 
 
@@ -146,8 +152,9 @@ def _shape(text: str, dtype: DType, thing: str) -> Shape:
     if parts[-1] == "":
         parts.pop()
     if not (is_tuple and all(map(_DIMENSION.fullmatch, parts))):
-        raise FormatError(thing, f"its shape reads {text[:80]!r}",
-                          "a shape is a tuple of sizes, each 0 or more")
+        raise FormatError(
+            thing, f"its shape reads {text[:80]!r}", "a shape is a tuple of sizes, each 0 or more"
+        )
     shape = tuple(map(int, parts))
     # NumPy leaves zeros out when it asks whether an array is too big.
     nbytes = math.prod(n for n in shape if n) * dtype.numpy.itemsize
@@ -201,5 +208,6 @@ def header_bytes(dtype: DType, shape: Shape) -> bytes:
     descr = "<V1" if dtype.numpy.str == "<f1" else dtype.numpy.str
     buffer = BytesIO()
     numpy_format.write_array_header_1_0(
-        buffer, {"descr": descr, "fortran_order": False, "shape": shape})
+        buffer, {"descr": descr, "fortran_order": False, "shape": shape}
+    )
     return buffer.getvalue()

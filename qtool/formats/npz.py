@@ -39,8 +39,15 @@ def _zip_errors(thing: str) -> Iterator[None]:
         yield
     except FormatError:
         raise
-    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError,
-            ValueError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        struct.error,
+        EOFError,
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:
         raise FormatError(thing, f"damaged zip archive: {error}") from error
 
 
@@ -99,8 +106,9 @@ class NpzSource:
         for info in self._archive.infolist():
             thing = f"{self.path}, {info.filename}"
             if not info.filename.endswith(_SUFFIX):
-                raise FormatError(thing, "is not a .npy member",
-                                  "an .npz archive holds arrays alone")
+                raise FormatError(
+                    thing, "is not a .npy member", "an .npz archive holds arrays alone"
+                )
             name = info.filename.removesuffix(_SUFFIX)
             if name in members:
                 raise FormatError(thing, "stands twice in the archive")
@@ -108,8 +116,10 @@ class NpzSource:
             members[name] = info
         packed = sum(info.compress_size for info in members.values())
         if packed > self.nbytes:
-            raise FormatError(str(self.path), f"damaged zip archive: its members take {packed} "
-                              f"bytes, the file has {self.nbytes}")
+            raise FormatError(
+                str(self.path),
+                f"damaged zip archive: its members take {packed} bytes, the file has {self.nbytes}",
+            )
         return members
 
     def _read_headers(self, source_dtype: DType | None) -> dict[str, ArrayHeader]:
@@ -122,8 +132,9 @@ class NpzSource:
             self.metadata = {METADATA_KEY: text}
         return {name: self._read_header(name, stored.get(name), source_dtype) for name in names}
 
-    def _read_header(self, name: str, stored: DType | None,
-                     source_dtype: DType | None) -> ArrayHeader:
+    def _read_header(
+        self, name: str, stored: DType | None, source_dtype: DType | None
+    ) -> ArrayHeader:
         info = self._members[name]
         with _zip_errors(self._thing(name)), self._archive.open(info) as stream:
             return read_header(stream, info.file_size, self._thing(name), stored or source_dtype)
@@ -132,8 +143,11 @@ class NpzSource:
         thing = self._thing(METADATA_NAME)
         header = self._read_header(METADATA_NAME, None, None)
         if header.dtype != _UINT8 or len(header.shape) != 1 or header.nbytes > _METADATA_LIMIT:
-            raise FormatError(thing, f"is {header.dtype} of shape {header.shape}",
-                              f"a uint8 vector of at most {_METADATA_LIMIT} bytes is needed")
+            raise FormatError(
+                thing,
+                f"is {header.dtype} of shape {header.shape}",
+                f"a uint8 vector of at most {_METADATA_LIMIT} bytes is needed",
+            )
         with _zip_errors(thing), self._open(METADATA_NAME, header) as stream:
             data = read_array(stream, header, thing).tobytes()
         try:
@@ -146,12 +160,16 @@ def _check_member(info: zipfile.ZipInfo, thing: str) -> None:
     if info.flag_bits & 1:
         raise FormatError(thing, "is encrypted")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise FormatError(thing, f"has zip compression method {info.compress_type}",
-                          "store or deflate it, as np.savez and np.savez_compressed do")
+        raise FormatError(
+            thing,
+            f"has zip compression method {info.compress_type}",
+            "store or deflate it, as np.savez and np.savez_compressed do",
+        )
     ratio = _DEFLATE_RATIO if info.compress_type == zipfile.ZIP_DEFLATED else 1
     if info.file_size > info.compress_size * ratio:
-        raise FormatError(thing, f"{info.compress_size} bytes in the archive cannot expand to "
-                          f"{info.file_size}")
+        raise FormatError(
+            thing, f"{info.compress_size} bytes in the archive cannot expand to {info.file_size}"
+        )
 
 
 def _stored_types(text: str, thing: str) -> dict[str, DType]:
@@ -182,8 +200,11 @@ class NpzSink:
             if entry.name in self._pending:
                 raise OutputError(entry.name, "is the name of two entries")
             if not _is_name(entry.name):
-                raise OutputError(entry.name, "cannot be the name of an array in .npz",
-                                  "rename the tensor or write .safetensors")
+                raise OutputError(
+                    entry.name,
+                    "cannot be the name of an array in .npz",
+                    "rename the tensor or write .safetensors",
+                )
             self._pending[entry.name] = entry
         self._archive = zipfile.ZipFile(path, "w")
         if METADATA_KEY in metadata:
@@ -199,8 +220,12 @@ class NpzSink:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._archive.close()
         if kind is None and self._pending:
             raise OutputError(", ".join(self._pending), "was never written")

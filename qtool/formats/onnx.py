@@ -126,7 +126,12 @@ class OnnxSource:
         shape = tuple(tensor.dims)
         output_axis, reduced_axis = consumers.axes(name, len(shape)) or (None, None)
         return TensorInfo(
-            name, shape, dtype, dtype.nbytes(math.prod(shape)), output_axis, reduced_axis,
+            name,
+            shape,
+            dtype,
+            dtype.nbytes(math.prod(shape)),
+            output_axis,
+            reduced_axis,
             self._obstacle(name, consumers),
         )
 
@@ -164,8 +169,11 @@ def _parse(path: Path) -> onnx.ModelProto:
     except OSError as error:
         raise FormatError(str(path), f"cannot be read: {error.strerror}") from error
     if size > MAX_MODEL:
-        raise FormatError(str(path), f"{size} bytes are more than a model file can have",
-                          "keep its weights as external data")
+        raise FormatError(
+            str(path),
+            f"{size} bytes are more than a model file can have",
+            "keep its weights as external data",
+        )
     try:
         model: onnx.ModelProto = onnx.ModelProto.FromString(data)
     except DecodeError as error:
@@ -195,8 +203,13 @@ def _use(
         bits = onnx_graph.attribute(node, "bits", 0)
         dtype = DTYPES.get(f"uint{bits}") if bits else None
         return QuantizedUse(
-            node.input[0] if node.input else "", node.op_type, dtype,
-            "blocked" if block_size else None, None, block_size, None,
+            node.input[0] if node.input else "",
+            node.op_type,
+            dtype,
+            "blocked" if block_size else None,
+            None,
+            block_size,
+            None,
         )
     (stored, _), (scale_dtype, scale_shape), (zero_dtype, _) = inputs[:3]
     if node.op_type == "QuantizeLinear":
@@ -206,8 +219,13 @@ def _use(
     granularity = _granularity(scale_shape, block_size)
     axis = onnx_graph.attribute(node, "axis", 1)
     return QuantizedUse(
-        node.input[0] if node.input else "", node.op_type, stored or zero_dtype, granularity,
-        axis if granularity in ("per_axis", "blocked") else None, block_size, scale_dtype,
+        node.input[0] if node.input else "",
+        node.op_type,
+        stored or zero_dtype,
+        granularity,
+        axis if granularity in ("per_axis", "blocked") else None,
+        block_size,
+        scale_dtype,
     )
 
 

@@ -11,12 +11,29 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 STANDARD = ("", "ai.onnx")
 
 # Operators that work on codes, in any domain, and beginnings of the names of others.
-_QUANTIZED = frozenset((
-    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger",
-    "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "MatMulIntegerToFloat", "ConvIntegerToFloat",
-    "MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "GatherBlockQuantized", "QAttention", "QGemm",
-    "QMoE", "QEmbedLayerNormalization", "QuantizeBFP", "DequantizeBFP",
-))
+_QUANTIZED = frozenset(
+    (
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "DynamicQuantizeLinear",
+        "MatMulInteger",
+        "ConvInteger",
+        "DynamicQuantizeMatMul",
+        "DynamicQuantizeLSTM",
+        "MatMulIntegerToFloat",
+        "ConvIntegerToFloat",
+        "MatMulNBits",
+        "MatMulBnb4",
+        "MatMulFpQ4",
+        "GatherBlockQuantized",
+        "QAttention",
+        "QGemm",
+        "QMoE",
+        "QEmbedLayerNormalization",
+        "QuantizeBFP",
+        "DequantizeBFP",
+    )
+)
 _QUANTIZED_PREFIXES = ("QLinear", "QOrdered")
 
 # How many nodes in a row axes() looks through; a bound, because a broken graph may have cycles.

@@ -22,8 +22,20 @@ from qtool.formats.onnx_adapters import ADAPTERS, CannotAdaptError, Context
 from qtool.formats.onnx_graph import STANDARD, Names
 
 # The IR version that was released with an opset, from the first opset that needs it.
-_IR_VERSIONS = ((1, 3), (9, 4), (10, 5), (11, 6), (12, 7), (15, 8), (19, 9), (21, 10), (23, 11),
-                (24, 12), (25, 13), (28, 14))
+_IR_VERSIONS = (
+    (1, 3),
+    (9, 4),
+    (10, 5),
+    (11, 6),
+    (12, 7),
+    (15, 8),
+    (19, 9),
+    (21, 10),
+    (23, 11),
+    (24, 12),
+    (25, 13),
+    (28, 14),
+)
 # Constants of more elements are not values that shape inference looks at.
 _LARGE = 1024
 
@@ -97,7 +109,8 @@ class _Converter:
                 yield from self._node(made, step)
         except CannotAdaptError as error:
             raise FormatError(
-                self._thing, f"opset {self._opset} is needed, but {operator!r} (node "
+                self._thing,
+                f"opset {self._opset} is needed, but {operator!r} (node "
                 f"{node.name or list(node.output)!r}, opset {version}) cannot be converted: "
                 f"{error}",
                 "choose a type that needs a lower opset",
@@ -150,8 +163,12 @@ def _default(schema: defs.OpSchema, name: str) -> bytes:
 
 def _skeleton(model: ModelProto) -> ModelProto:
     """A copy for shape inference: large initializers and constants are inputs."""
-    graph = GraphProto(name=model.graph.name, input=model.graph.input, output=model.graph.output,
-                       value_info=model.graph.value_info)
+    graph = GraphProto(
+        name=model.graph.name,
+        input=model.graph.input,
+        output=model.graph.output,
+        value_info=model.graph.value_info,
+    )
     inputs = {value.name for value in graph.input}
     for tensor in model.graph.initializer:
         if math.prod(tensor.dims) <= _LARGE and tensor.data_location != TensorProto.EXTERNAL:
@@ -164,8 +181,12 @@ def _skeleton(model: ModelProto) -> ModelProto:
             graph.node.append(node)
         else:
             graph.input.append(_value_info(node.output[0], constant))
-    return ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=graph,
-                      functions=model.functions)
+    return ModelProto(
+        ir_version=model.ir_version,
+        opset_import=model.opset_import,
+        graph=graph,
+        functions=model.functions,
+    )
 
 
 def _value_info(name: str, tensor: TensorProto) -> ValueInfoProto:

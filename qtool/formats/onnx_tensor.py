@@ -183,16 +183,25 @@ def _region(tensor: onnx.TensorProto, folder: Path, nbytes: int, thing: str) -> 
     for key, default in (("offset", 0), ("length", nbytes)):
         text = entries.get(key, str(default))
         if _NUMBER.fullmatch(text) is None:
-            raise FormatError(thing, f"external data has the {key} {text[:40]!r}",
-                              "it must be a number of bytes, 0 or more")
+            raise FormatError(
+                thing,
+                f"external data has the {key} {text[:40]!r}",
+                "it must be a number of bytes, 0 or more",
+            )
         numbers[key] = int(text)
     if numbers["length"] != nbytes:
-        raise FormatError(thing, f"external data of {numbers['length']} bytes",
-                          f"type and shape {tuple(tensor.dims)} need {nbytes}")
+        raise FormatError(
+            thing,
+            f"external data of {numbers['length']} bytes",
+            f"type and shape {tuple(tensor.dims)} need {nbytes}",
+        )
     size = path.stat().st_size
     if numbers["offset"] + nbytes > size:
-        raise FormatError(thing, f"external data at {numbers['offset']}, {nbytes} bytes long",
-                          f"{path.name} ends at {size}")
+        raise FormatError(
+            thing,
+            f"external data at {numbers['offset']}, {nbytes} bytes long",
+            f"{path.name} ends at {size}",
+        )
     return Region(path, numbers["offset"], nbytes)
 
 
@@ -201,8 +210,11 @@ def _inside(location: str, folder: Path, thing: str) -> Path:
     parts = PurePosixPath(location).parts
     bad = not location or "\\" in location or "\0" in location or ".." in parts
     if bad or PurePosixPath(location).is_absolute() or PureWindowsPath(location).drive:
-        raise FormatError(thing, f"external data location {location[:80]!r}",
-                          "it must be a plain path below the model's folder")
+        raise FormatError(
+            thing,
+            f"external data location {location[:80]!r}",
+            "it must be a plain path below the model's folder",
+        )
     try:
         root = folder.resolve()
         path = (root / location).resolve()
@@ -210,8 +222,11 @@ def _inside(location: str, folder: Path, thing: str) -> Path:
     except (OSError, RuntimeError) as error:
         raise FormatError(thing, f"external data {location[:80]!r} cannot be reached") from error
     if not path.is_relative_to(root):
-        raise FormatError(thing, f"external data {location!r} is a link that leaves the folder",
-                          "it must stay below the model's folder")
+        raise FormatError(
+            thing,
+            f"external data {location!r} is a link that leaves the folder",
+            "it must stay below the model's folder",
+        )
     if not regular:
         raise FormatError(thing, f"external data {location!r} is not a file")
     return path

@@ -27,8 +27,16 @@ _ALIGNMENT = 4096
 # Smaller tensors stay in the model, where readers need them to infer shapes.
 _SMALLEST = 1024
 
-_FIELDS = ("raw_data", "float_data", "int32_data", "int64_data", "uint64_data", "double_data",
-           "external_data", "data_location")
+_FIELDS = (
+    "raw_data",
+    "float_data",
+    "int32_data",
+    "int64_data",
+    "uint64_data",
+    "double_data",
+    "external_data",
+    "data_location",
+)
 
 Values = tuple[onnx.TensorProto, Payload]
 

@@ -63,8 +63,11 @@ class SafetensorsSource:
         try:
             return unpack(raw, info.dtype, info.shape)
         except ValueError as error:
-            raise FormatError(f"{self.path}: tensor {name!r}", f"shape {info.shape}: {error}",
-                              "NumPy cannot hold this shape") from error
+            raise FormatError(
+                f"{self.path}: tensor {name!r}",
+                f"shape {info.shape}: {error}",
+                "NumPy cannot hold this shape",
+            ) from error
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """The stored bytes of one tensor in pieces of at most 8 MiB; errors as read()."""
@@ -81,12 +84,16 @@ class SafetensorsSource:
 
     def _header(self) -> bytes:
         if self.nbytes < 8:
-            raise FormatError(str(self.path), f"{self.nbytes} bytes are no safetensors file",
-                              "it begins with 8 bytes that hold the length of its header")
+            raise FormatError(
+                str(self.path),
+                f"{self.nbytes} bytes are no safetensors file",
+                "it begins with 8 bytes that hold the length of its header",
+            )
         length = int.from_bytes(self._bytes(8, 0), "little")
         if length > min(MAX_HEADER, self.nbytes - 8):
             raise FormatError(
-                str(self.path), f"a header of {length} bytes in a file of {self.nbytes}",
+                str(self.path),
+                f"a header of {length} bytes in a file of {self.nbytes}",
                 f"it must lie within the file and take at most {MAX_HEADER} bytes",
             )
         return self._bytes(length, 8)
@@ -109,8 +116,11 @@ class SafetensorsSource:
             except OSError as error:
                 raise self._unreadable(error) from error
             if not count:
-                raise FormatError(str(self.path), f"ends at byte {position}",
-                                  f"it had {self.nbytes} bytes when it was opened")
+                raise FormatError(
+                    str(self.path),
+                    f"ends at byte {position}",
+                    f"it had {self.nbytes} bytes when it was opened",
+                )
             view = view[count:]
             position += count
 
@@ -156,8 +166,9 @@ class SafetensorsSink:
                 break
             self._write_at(position - len(piece), memoryview(piece))
         if position != end:
-            raise OutputError(f"{self.path}: tensor {name!r}",
-                              f"{position - begin} bytes of {end - begin}")
+            raise OutputError(
+                f"{self.path}: tensor {name!r}", f"{position - begin} bytes of {end - begin}"
+            )
         self._missing.remove(name)
 
     def __exit__(self, kind: object, *exc: object) -> None:
@@ -180,6 +191,9 @@ def _raw(entry: Entry, data: NDArray[Any]) -> memoryview:
     if data.dtype.newbyteorder("=") == entry.dtype.numpy and data.shape == entry.shape:
         data = pack(data.astype(entry.dtype.numpy, copy=False), entry.dtype)
     elif data.dtype != np.uint8 or data.ndim != 1:
-        raise OutputError(f"tensor {entry.name!r}", f"{data.dtype} of shape {data.shape}",
-                          f"{entry.dtype} of shape {entry.shape} is expected")
+        raise OutputError(
+            f"tensor {entry.name!r}",
+            f"{data.dtype} of shape {data.shape}",
+            f"{entry.dtype} of shape {entry.shape} is expected",
+        )
     return np.ascontiguousarray(data).data

@@ -27,9 +27,28 @@ _U64_MAX = 2**64 - 1
 
 # The reference writer sorts tensors by this list, last type first, then by name.
 _ORDER = (
-    "BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0",
-    "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64",
-    "I64", "U64",
+    "BOOL",
+    "F4",
+    "F6_E2M3",
+    "F6_E3M2",
+    "U8",
+    "I8",
+    "F8_E5M2",
+    "F8_E4M3",
+    "F8_E8M0",
+    "F8_E4M3FNUZ",
+    "F8_E5M2FNUZ",
+    "I16",
+    "U16",
+    "F16",
+    "BF16",
+    "I32",
+    "U32",
+    "F32",
+    "C64",
+    "F64",
+    "I64",
+    "U64",
 )
 
 
@@ -69,11 +88,17 @@ def layout(
     begins = []
     for entry in ordered:
         if entry.name == METADATA or entry.name in header:
-            raise OutputError(f"{thing}: tensor {entry.name!r}", "its name is taken",
-                              "names must differ from each other and from " + METADATA)
+            raise OutputError(
+                f"{thing}: tensor {entry.name!r}",
+                "its name is taken",
+                "names must differ from each other and from " + METADATA,
+            )
         end = begin + nbytes(entry)
-        header[entry.name] = {"dtype": entry.dtype.safetensors, "shape": list(entry.shape),
-                              "data_offsets": [begin, end]}
+        header[entry.name] = {
+            "dtype": entry.dtype.safetensors,
+            "shape": list(entry.shape),
+            "data_offsets": [begin, end],
+        }
         begins.append(begin)
         begin = end
     try:
@@ -82,8 +107,9 @@ def layout(
         raise OutputError(thing, f"a name or metadata is not valid Unicode: {error}") from error
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER:
-        raise OutputError(thing, f"its header would take {len(text)} bytes",
-                          f"the format allows {MAX_HEADER}")
+        raise OutputError(
+            thing, f"its header would take {len(text)} bytes", f"the format allows {MAX_HEADER}"
+        )
     start = 8 + len(text)
     places = {e.name: (e, start + b) for e, b in zip(ordered, begins, strict=True)}
     return len(text).to_bytes(8, "little") + text, places
@@ -101,7 +127,10 @@ def _load(header: bytes, thing: str) -> dict[str, Any]:
         if not text.startswith("{"):
             raise ValueError("it does not start with '{'")
         document: dict[str, Any] = json.loads(
-            text, object_pairs_hook=_unique, parse_int=_integer, parse_float=_finite,
+            text,
+            object_pairs_hook=_unique,
+            parse_int=_integer,
+            parse_float=_finite,
             parse_constant=_refuse,
         )
         if "\\u" in text:  # such an escape may spell half a character, which UTF-8 cannot
@@ -137,15 +166,16 @@ def _refuse(token: str) -> NoReturn:
     raise ValueError(f"{token} is not JSON")
 
 
-def _check_places(
-    tensors: Mapping[str, tuple[TensorInfo, int]], size: int, thing: str
-) -> None:
+def _check_places(tensors: Mapping[str, tuple[TensorInfo, int]], size: int, thing: str) -> None:
     """Refuse tensors that do not fill `size` bytes one after another."""
     position = 0
     for info, begin in sorted(tensors.values(), key=lambda t: (t[1], t[0].nbytes)):
         if begin != position:
-            raise FormatError(f"{thing}: tensor {info.name!r}", f"its data begins at byte {begin}",
-                              f"the tensors before it end at {position}")
+            raise FormatError(
+                f"{thing}: tensor {info.name!r}",
+                f"its data begins at byte {begin}",
+                f"the tensors before it end at {position}",
+            )
         position += info.nbytes
     if position != size:
         raise FormatError(thing, f"its tensors take {position} bytes", f"it holds {size}")
@@ -159,16 +189,21 @@ def _tensor(name: str, entry: Any, thing: str) -> tuple[TensorInfo, int]:
     code, shape, offsets = (entry[key] for key in keys)
     dtype = BY_SAFETENSORS.get(code) if isinstance(code, str) else None
     if dtype is None:
-        raise FormatError(thing, f"{reprlib.repr(code)} is no safetensors type",
-                          f"use {' '.join(_ORDER)}")
+        raise FormatError(
+            thing, f"{reprlib.repr(code)} is no safetensors type", f"use {' '.join(_ORDER)}"
+        )
     text = f"shape {reprlib.repr(shape)} and data_offsets {reprlib.repr(offsets)}"
     if not _are_u64(shape) or not _are_u64(offsets) or len(offsets) != 2:
-        raise FormatError(thing, text,
-                          "use lists of non-negative integers, two of them for the offsets")
+        raise FormatError(
+            thing, text, "use lists of non-negative integers, two of them for the offsets"
+        )
     bits, (begin, end) = _bits(shape, dtype, thing), offsets
     if bits != (end - begin) * 8:
-        raise FormatError(thing, f"{dtype}, {text}",
-                          f"the shape takes {bits} bits, the offsets hold {(end - begin) * 8}")
+        raise FormatError(
+            thing,
+            f"{dtype}, {text}",
+            f"the shape takes {bits} bits, the offsets hold {(end - begin) * 8}",
+        )
     return TensorInfo(name, tuple(shape), dtype, end - begin), begin
 
 
@@ -195,6 +230,9 @@ def _rank(entry: Entry, thing: str) -> tuple[int, str]:
     if dtype.safetensors is None:
         raise OutputError(where, f"safetensors has no {dtype}", f"use {' '.join(_ORDER)}")
     if math.prod(entry.shape) * dtype.bits % 8:
-        raise OutputError(where, f"{dtype} of shape {entry.shape} ends within a byte",
-                          "safetensors stores whole bytes")
+        raise OutputError(
+            where,
+            f"{dtype} of shape {entry.shape} ends within a byte",
+            "safetensors stores whole bytes",
+        )
     return -_ORDER.index(dtype.safetensors), entry.name

@@ -6,12 +6,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from qtool import engine
 from qtool.dtypes import DTYPES, DType, DTypeLike, resolve
-from qtool.errors import FormatError, SpecError, UsageError
+from qtool.errors import FormatError, SpecError, UsageError, usage_errors
 from qtool.formats import Entry, Source, files, sink
 from qtool.jobs import streams
 from qtool.jobs.given import Given, GivenValue
@@ -61,10 +58,14 @@ def dequantize_file(
     Returns what was done as plain data. Raises QtoolError; dst is then as it was.
     """
     started = time.perf_counter()
-    output = resolve(dtype, "dtype")
+    with usage_errors():
+        output = resolve(dtype, "dtype")
     if output not in SOURCE_FLOATS:
-        raise SpecError("dtype", f"{output} is not a float type to dequantize to",
-                        "use float32, float16, bfloat16 or float64")
+        raise UsageError(
+            "dtype",
+            f"{output} is not a float type to dequantize to",
+            "use float32, float16, bfloat16 or float64",
+        )
     with streams.opened(src, source_dtype) as source:
         name, container = streams.target(src, dst, None, source.container, output.name)
         parameters = (scale, zero_point, axis, block_size)
@@ -83,8 +84,12 @@ def dequantize_file(
             "source": {"name": str(src), "container": container, "bytes": source.nbytes},
             "output": {"name": name, "container": container, "bytes": nbytes},
             "tensors": [
-                {"name": name, "shape": list(shape), "source_dtype": codes.name,
-                 "dtype": output.name}
+                {
+                    "name": name,
+                    "shape": list(shape),
+                    "source_dtype": codes.name,
+                    "dtype": output.name,
+                }
                 for name, shape, codes in done
             ],
             "seconds": round(time.perf_counter() - started, 6),
@@ -96,17 +101,25 @@ def _check_usage(
 ) -> None:
     """Refuse options that do not fit the container."""
     if container != source.container:
-        raise UsageError(name, f"{source.container} is dequantized to the same container",
-                         f"end its name in .{source.container}")
+        raise UsageError(
+            name,
+            f"{source.container} is dequantized to the same container",
+            f"end its name in .{source.container}",
+        )
     if container != "npy" and any(given is not None for given in parameters):
-        raise UsageError("--scale", f"a {container} file holds its own scales",
-                         "leave --scale, --zero-point, --axis and --block-size out")
+        raise UsageError(
+            "--scale",
+            f"a {container} file holds its own scales",
+            "leave --scale, --zero-point, --axis and --block-size out",
+        )
     if external_data and container != "onnx":
         raise UsageError("--external-data", f"{container} has none", "it is for ONNX models")
 
 
 def _given_codes(
-    scale: GivenValue | None, zero_point: GivenValue | None, axis: int | None,
+    scale: GivenValue | None,
+    zero_point: GivenValue | None,
+    axis: int | None,
     block_size: int | None,
 ) -> tuple[Given, Granularity]:
     """The parameters of the codes in a .npy file."""
@@ -123,48 +136,48 @@ def _write_codes(
     (info,) = source.infos()
     given, granularity = parameters
     if not (info.dtype.is_target or info.dtype.name == "int32"):
-        raise FormatError(str(source.path), f"holds {info.dtype}, which are no codes",
-                          "give a file of quantized codes, or --source-dtype")
+        raise FormatError(
+            str(source.path),
+            f"holds {info.dtype}, which are no codes",
+            "give a file of quantized codes, or --source-dtype",
+        )
     found = given.of(info.name)
     if found is None:
         raise SpecError("scale", f"the file holds none for {info.name}", "give it as a .npy")
     granularity = granularity.resolve(info.shape)
-    scale = _fitted(found[0], granularity.scale_shape(info.shape))
+    stored = resolve(found[0].dtype, "scale")
+    scale = engine.given_scale(
+        found[0], stored if stored in SCALE_DTYPES else DTYPES["float32"],
+        granularity.scale_shape(info.shape), "scale", negative=True,
+    )  # fmt: skip
     zero_point = None
     if found[1] is not None:
         zero_point = engine.given_codes(found[1], info.dtype, scale.shape)
     compute = output if output in PRECISIONS else DTYPES["float32"]
     values = dequantize(source.read(info.name), scale, zero_point, granularity, compute)
-    with files.replacing(path) as temporary, sink(
-        "npy", temporary, [Entry(info.name, output, info.shape)], {}
-    ) as writer:
+    with (
+        files.replacing(path) as temporary,
+        sink("npy", temporary, [Entry(info.name, output, info.shape)], {}) as writer,
+    ):
         writer.write(info.name, values.astype(output.numpy))
     return [(info.name, info.shape, info.dtype)]
-
-
-def _fitted(scale: NDArray[Any], shape: Shape) -> NDArray[Any]:
-    """A given scale in a type that stores scales and in the scale shape."""
-    if resolve(scale.dtype, "scale") not in SCALE_DTYPES:
-        scale = scale.astype(np.float32)
-    if scale.size == 1:
-        return np.full(shape, scale.reshape(()))
-    if scale.shape != shape:
-        raise SpecError("scale", f"shape {scale.shape}, but the granularity needs {shape}",
-                        "give one value or that shape, or another --axis or --block-size")
-    return scale
 
 
 def _write_native(source: Source, output: DType, path: Path, progress: Progress) -> list[Done]:
     readable = DequantizedSource(source, output)
     if not readable.tensors:
-        raise FormatError(str(source.path), "holds nothing that qtool quantized",
-                          "give a file that `qtool quantize` wrote")
+        raise FormatError(
+            str(source.path),
+            "holds nothing that qtool quantized",
+            "give a file that `qtool quantize` wrote",
+        )
     infos = readable.infos()
     entries = [Entry(info.name, info.dtype, info.shape) for info in infos]
     progress.begin(len(infos), sum(info.nbytes for info in infos))
-    with files.replacing(path) as temporary, sink(
-        source.container, temporary, entries, readable.metadata
-    ) as writer:
+    with (
+        files.replacing(path) as temporary,
+        sink(source.container, temporary, entries, readable.metadata) as writer,
+    ):
         for info in infos:
             writer.write(info.name, readable.chunks(info.name))
             progress.advance(info.name, info.nbytes)
@@ -176,7 +189,10 @@ def _write_onnx(source: Source, output: DType, path: Path, *, external_data: boo
 
     model = OnnxDequantized(cast("OnnxSource", source), output)
     if not model.folded:
-        raise FormatError(str(source.path), "has no DequantizeLinear node of stored tensors",
-                          "give a file that `qtool quantize` wrote")
+        raise FormatError(
+            str(source.path),
+            "has no DequantizeLinear node of stored tensors",
+            "give a file that `qtool quantize` wrote",
+        )
     model.write(path, external_data=external_data)
     return [(folded.name, folded.shape, folded.dtype) for folded in model.folded]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qtool.dtypes import DTypeLike
+from qtool.errors import usage_errors
 from qtool.jobs.progress import Progress
 from qtool.jobs.quantize import run
 from qtool.recipe import Recipe
@@ -34,8 +35,22 @@ def dynamic_file(
     dtype: uint8, or int8 with [-127, 127]. Other arguments, result and errors as quantize_file;
     dst None: STEM.dynamic.CONTAINER beside src.
     """
-    recipe = Recipe(QuantSpec(dtype, PerTensor(), semantics="dynamic"), include=tuple(include),
-                    exclude=tuple(exclude), all_ranks=True)
-    return run("dynamic", src, dst, recipe, None, tag="dynamic", source_dtype=source_dtype, to=to,
-               external_data=external_data, requantize=requantize, allow_empty=allow_empty,
-               report_to=report, force=force, progress=progress)
+    with usage_errors():
+        spec = QuantSpec(dtype, PerTensor(), semantics="dynamic")
+    recipe = Recipe(spec, include=tuple(include), exclude=tuple(exclude), all_ranks=True)
+    return run(
+        "dynamic",
+        src,
+        dst,
+        recipe,
+        None,
+        tag="dynamic",
+        source_dtype=source_dtype,
+        to=to,
+        external_data=external_data,
+        requantize=requantize,
+        allow_empty=allow_empty,
+        report_to=report,
+        force=force,
+        progress=progress,
+    )

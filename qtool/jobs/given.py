@@ -41,8 +41,11 @@ class Given:
             return scale, None if beside is None else beside[1]
         zero_point = self._pick(self._zero_points, name, 1)
         if zero_point is None:
-            raise QtoolError(f"tensor {name}", "has a given scale and no given zero point",
-                             "give both, or leave --zero-point out")
+            raise QtoolError(
+                f"tensor {name}",
+                "has a given scale and no given zero point",
+                "give both, or leave --zero-point out",
+            )
         return scale, zero_point
 
     def header(self, name: str) -> tuple[DType | None, bool] | None:
@@ -71,8 +74,11 @@ def _load(value: GivenValue, thing: str) -> _Values:
     except ValueError:
         path = Path(value)
     if not path.exists():
-        raise SpecError(thing, f"{value} is neither a number nor a file",
-                        "give a number, a .npy or a .safetensors file")
+        raise SpecError(
+            thing,
+            f"{value} is neither a number nor a file",
+            "give a number, a .npy or a .safetensors file",
+        )
     source = formats.open(path)
     try:
         if source.container == "npy":
@@ -85,8 +91,9 @@ def _load(value: GivenValue, thing: str) -> _Values:
 def _parameters(source: formats.Source) -> dict[str, tuple[Array | None, Array | None]]:
     """NAME -> NAME.scale, NAME.zero_point of every NAME in a file that has one of them."""
     if source.container == "onnx":
-        raise SpecError(str(source.path), "is an ONNX model",
-                        "give scales as .npy, .npz or .safetensors")
+        raise SpecError(
+            str(source.path), "is an ONNX model", "give scales as .npy, .npz or .safetensors"
+        )
     described = native.read_metadata(source)
     quantized = DequantizedSource(source, DTYPES["float32"]) if described else None
     stored = {info.name for info in source.infos()}
@@ -104,6 +111,9 @@ def _parameters(source: formats.Source) -> dict[str, tuple[Array | None, Array |
                 source.read(zero_point) if zero_point else None,
             )
     if not found:
-        raise SpecError(str(source.path), "holds no NAME.scale and no NAME.zero_point",
-                        "write one with `qtool quantize`")
+        raise SpecError(
+            str(source.path),
+            "holds no NAME.scale and no NAME.zero_point",
+            "write one with `qtool quantize`",
+        )
     return found

@@ -70,8 +70,13 @@ def _row(
 ) -> dict[str, Any]:
     """One tensor; a quantized one with its scale and zero point."""
     stored = described.get(info.name)
-    row: dict[str, Any] = {"name": info.name, "shape": list(info.shape), "dtype": info.dtype.name,
-                           "bytes": info.nbytes, "quantization": None}
+    row: dict[str, Any] = {
+        "name": info.name,
+        "shape": list(info.shape),
+        "dtype": info.dtype.name,
+        "bytes": info.nbytes,
+        "quantization": None,
+    }
     if stored is not None:
         parts = [infos[part] for part in native.part_names(info.name) if part in infos]
         row["dtype"] = stored.dtype.name

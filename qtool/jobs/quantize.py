@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from qtool import engine, report
-from qtool.dtypes import DTYPES, DType, DTypeLike
-from qtool.errors import FormatError, UsageError
+from qtool.dtypes import DType, DTypeLike
+from qtool.errors import UsageError, usage_errors
 from qtool.formats import Source, files
-from qtool.jobs import streams
+from qtool.jobs import screening, streams
 from qtool.jobs.given import Given, GivenValue
 from qtool.jobs.progress import Progress, Silent
-from qtool.layouts import foreign, native
-from qtool.layouts.dequantized import DequantizedSource
+from qtool.layouts import native
 from qtool.plan import Planned, make_plan
-from qtool.recipe import Recipe, unmatched
+from qtool.recipe import Recipe
 from qtool.report import Report
-from qtool.spec import PerTensor, QuantSpec, TensorInfo
+from qtool.spec import PerTensor, QuantSpec
 from qtool.stats import Stats
 from qtool.tensor import QuantizedTensor
 
@@ -73,17 +71,30 @@ def quantize_file(
     Returns the Report. Raises QtoolError; dst is then as it was.
     """
     _check_usage(scale, zero_point, method, symmetric, block_size)
-    spec = QuantSpec(
-        dtype, PerTensor(), symmetric=symmetric, method=method, scale_dtype=scale_dtype,
-        precision=precision, saturate=saturate, narrow_range=narrow_range, semantics=semantics,
-        nonfinite=nonfinite, negative_scale=negative_scale,
-    )  # fmt: skip
+    with usage_errors():
+        spec = QuantSpec(
+            dtype, PerTensor(), symmetric=symmetric, method=method, scale_dtype=scale_dtype,
+            precision=precision, saturate=saturate, narrow_range=narrow_range,
+            semantics=semantics, nonfinite=nonfinite, negative_scale=negative_scale,
+        )  # fmt: skip
     recipe = Recipe(spec, axis, block_size, tuple(include), tuple(exclude))
     given = None if scale is None else Given(scale, zero_point)
-    return run("quantize", src, dst, recipe, given, tag=spec.dtype.name,
-               source_dtype=source_dtype, to=to, external_data=external_data,
-               requantize=requantize, allow_empty=allow_empty, report_to=report, force=force,
-               progress=progress)
+    return run(
+        "quantize",
+        src,
+        dst,
+        recipe,
+        given,
+        tag=spec.dtype.name,
+        source_dtype=source_dtype,
+        to=to,
+        external_data=external_data,
+        requantize=requantize,
+        allow_empty=allow_empty,
+        report_to=report,
+        force=force,
+        progress=progress,
+    )
 
 
 def run(
@@ -115,24 +126,31 @@ def run(
         streams.check_target(sources, name, force=force)
         report_path = streams.report_path(report_to, name)
         streams.check_report(report_path, [*sources, Path(name)], force=force)
-        readable = _readable(source, requantize=requantize)
-        plan = make_plan(_marked(readable), replace(recipe, bare=bare),
-                         None if given is None else given.header)
-        _check_something(plan, source, allow_empty=allow_empty)
-        _check_room(plan, name, container)
+        readable = screening.readable(source, requantize=requantize)
+        plan = make_plan(
+            screening.marked(readable),
+            replace(recipe, bare=bare),
+            None if given is None else given.header,
+        )
+        screening.check_something(plan, source, allow_empty=allow_empty)
+        screening.check_room(plan, name, container)
         job = _Job(readable, plan, given, progress)
         with streams.placed(name, f"{source.path.stem}.{container}") as path:
             job.write(path, container, external_data=external_data)
             written = _written(path, name, container)
         result = report.build(
             command,
-            {"name": str(src), "container": source.container, "bytes": source.nbytes,
-             "tensors": len(plan)},
+            {
+                "name": str(src),
+                "container": source.container,
+                "bytes": source.nbytes,
+                "tensors": len(plan),
+            },
             written,
             _settings(recipe, given, requantize=requantize),
             job.records,
             [(p.info.name, p.reason) for p in plan if p.reason is not None],
-            _warnings(recipe, plan, container, readable),
+            screening.warnings(recipe, plan, container, readable),
             time.perf_counter() - started,
         )
     streams.write_report(result, report_path)
@@ -162,14 +180,16 @@ class _Job:
             return
         stored = [entry for planned in self._plan for entry in planned.entries]
         tensors = {
-            p.info.name: native.Stored(p.spec.dtype, p.info.shape, p.spec.granularity,
-                                       p.scale_dtype, p.info.dtype)
+            p.info.name: native.Stored(
+                p.spec.dtype, p.info.shape, p.spec.granularity, p.scale_dtype, p.info.dtype
+            )
             for p in self._plan
             if p.spec is not None and p.scale_dtype is not None
         }
-        with files.replacing(path) as temporary, native.Writer(
-            container, temporary, stored, tensors, self._source
-        ) as writer:
+        with (
+            files.replacing(path) as temporary,
+            native.Writer(container, temporary, stored, tensors, self._source) as writer,
+        ):
             self._quantize_into(writer)
             writer.copy_rest()
 
@@ -191,10 +211,13 @@ class _Job:
         for planned, spec in quantized:
             name = planned.info.name
             scale, zero_point = (self._given and self._given.of(name)) or (None, None)
-            tensor = engine.quantize(self._source.read(name), spec, scale=scale,
-                                     zero_point=zero_point, name=name)
+            tensor = engine.quantize(
+                self._source.read(name), spec, scale=scale, zero_point=zero_point, name=name
+            )
             writer.add(name, tensor)
-            record = report.tensor_record(planned.info, tensor, planned.bytes_after)
+            record = report.tensor_record(
+                planned.info, tensor.describe(), tensor.stats, planned.bytes_after
+            )
             self.records.append((record, tensor.stats))
             self._progress.advance(name, planned.info.nbytes)
 
@@ -213,54 +236,6 @@ def _check_usage(
         raise UsageError("--scale", "replaces --method and --symmetric", "leave one of them out")
     if block_size is not None and block_size < 1:
         raise UsageError("--block-size", f"{block_size} is not positive", "use for example 32")
-
-
-def _readable(source: Source, *, requantize: bool) -> Source:
-    """The source, dequantized where qtool quantized it and requantize allows that.
-
-    Raises FormatError where the source is quantized already and requantize is False.
-    """
-    if native.read_metadata(source):
-        found = "qtool"
-    elif source.container == "onnx":
-        uses = cast("OnnxSource", source).quantized()
-        found = f"{uses[0].operator} of {uses[0].tensor}" if uses else ""
-    else:
-        found = next(iter(foreign.recognise(source.infos()).values()), "")
-    if found and not requantize:
-        raise FormatError(str(source.path), f"is quantized already ({found})",
-                          "dequantize it first, or use --requantize")
-    return DequantizedSource(source, DTYPES["float32"]) if found == "qtool" else source
-
-
-def _marked(source: Source) -> list[TensorInfo]:
-    """The tensors, with an obstacle on those that other tools' quantization needs as they are."""
-    infos = list(source.infos())
-    parts = foreign.recognise(infos)
-    return [
-        replace(info, obstacle=f"quantized already ({parts[info.name]})")
-        if info.name in parts and info.obstacle is None
-        else info
-        for info in infos
-    ]
-
-
-def _check_something(plan: Sequence[Planned], source: Source, *, allow_empty: bool) -> None:
-    """Refuse a file with tensors none of which is quantized."""
-    if allow_empty or not plan or any(p.spec is not None for p in plan):
-        return
-    reasons = Counter(p.reason for p in plan).most_common()
-    text = ", ".join(f"{reason} ({count})" for reason, count in reasons)
-    raise FormatError(str(source.path), f"nothing to quantize: {text}",
-                      "use --allow-empty to copy it as it is")
-
-
-def _check_room(plan: Sequence[Planned], name: str, container: str) -> None:
-    """Refuse several tensors in a container of one."""
-    count = sum(p.spec is not None for p in plan)
-    if container == "npy" and count != 1:
-        raise FormatError(name, f"a .npy file holds one array, {count} tensors are quantized",
-                          "choose one with --include, or write .npz or .safetensors")
 
 
 def _written(path: Path, name: str, container: str) -> dict[str, Any]:
@@ -290,22 +265,3 @@ def _settings(recipe: Recipe, given: Given | None, *, requantize: bool) -> dict[
         "exclude": list(recipe.exclude),
         "requantize": requantize,
     }
-
-
-def _warnings(
-    recipe: Recipe, plan: Sequence[Planned], container: str, source: Source
-) -> list[str]:
-    """What the user should know although the command succeeded."""
-    names = [p.info.name for p in plan]
-    found = [f"pattern {pattern!r} matches no tensor"
-             for pattern in unmatched([*recipe.include, *recipe.exclude], names)]
-    if container == "npy":
-        others = f" and the {len(plan) - 1} tensors left alone" if len(plan) > 1 else ""
-        found.append(f"a .npy file holds the codes alone, without scale, zero point{others}")
-    lost = sorted(set(source.metadata) - {native.KEY}) if container in ("npy", "npz") else []
-    if lost:
-        found.append(f".{container} has no place for the metadata {', '.join(lost)}")
-    rounded = sum(p.spec is not None and p.info.dtype.name == "float64" for p in plan)
-    if rounded:
-        found.append(f"{rounded} float64 tensors were rounded to float32 before quantizing")
-    return found

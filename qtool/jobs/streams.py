@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from qtool import formats
 from qtool.dtypes import DTypeLike, resolve
-from qtool.errors import OutputError, QtoolError, UsageError
+from qtool.errors import OutputError, QtoolError, UsageError, usage_errors
 from qtool.formats import files
 from qtool.report import Report, is_report, to_json
 
@@ -27,7 +27,8 @@ NATIVE = ("safetensors", "npz", "npy")
 def opened(src: str | Path, source_dtype: DTypeLike | None = None) -> Iterator[formats.Source]:
     """The source of a command; "-" is standard input. It and other pipes are kept in a temporary
     file meanwhile."""
-    dtype = None if source_dtype is None else resolve(source_dtype, "source_dtype")
+    with usage_errors():
+        dtype = None if source_dtype is None else resolve(source_dtype, "source_dtype")
     path = Path(src)
     with ExitStack() as stack:
         if str(src) == STANDARD:
@@ -62,8 +63,9 @@ def target(
     """
     allowed = ("onnx",) if container == "onnx" else NATIVE
     if to is not None and to not in allowed:
-        raise UsageError("--to", f"{to} cannot be written from {container}",
-                         f"use {', '.join(allowed)}")
+        raise UsageError(
+            "--to", f"{to} cannot be written from {container}", f"use {', '.join(allowed)}"
+        )
     if dst is None and str(src) != STANDARD:
         wanted = to or container
         return str(Path(src).with_suffix(f".{tag}.{wanted}")), wanted
@@ -71,8 +73,11 @@ def target(
         return STANDARD, to or container
     suffix = Path(dst).suffix[1:].lower()
     if suffix not in allowed and (to is None or suffix in formats.CONTAINERS):
-        raise UsageError(str(dst), f"{container} cannot be written as {suffix or 'no suffix'}",
-                         "end its name in " + " or ".join(f".{name}" for name in allowed))
+        raise UsageError(
+            str(dst),
+            f"{container} cannot be written as {suffix or 'no suffix'}",
+            "end its name in " + " or ".join(f".{name}" for name in allowed),
+        )
     if to is not None and suffix in allowed and suffix != to:
         raise UsageError(str(dst), f"its suffix contradicts --to {to}", "leave one of them out")
     return str(dst), to or suffix
@@ -106,8 +111,9 @@ def placed(dst: str, name: str) -> Iterator[Path]:
         path = Path(folder, name)
         yield path
         if len(os.listdir(folder)) > 1:
-            raise OutputError("standard output", "cannot carry the model's data file too",
-                              "name a file with -o")
+            raise OutputError(
+                "standard output", "cannot carry the model's data file too", "name a file with -o"
+            )
         files.copy_to(path, sys.stdout.buffer)
 
 
@@ -129,8 +135,9 @@ def check_report(path: Path | None, others: Sequence[Path], *, force: bool) -> N
             raise OutputError(f"report {path}", f"is also {other}", "choose another name")
     may_replace = force or not path.is_file() or is_report(path)
     if not may_replace:
-        raise OutputError(f"report {path}", "exists and is no qtool report",
-                          "choose another name or --force")
+        raise OutputError(
+            f"report {path}", "exists and is no qtool report", "choose another name or --force"
+        )
     files.check_target(path, Path(STANDARD), force=True)
 
 

@@ -34,9 +34,7 @@ class DequantizedSource:
         self.path: Path = source.path
         self.container = source.container
         self.nbytes = source.nbytes
-        self.metadata: Mapping[str, str] = {
-            k: v for k, v in source.metadata.items() if k != KEY
-        }
+        self.metadata: Mapping[str, str] = {k: v for k, v in source.metadata.items() if k != KEY}
         for name, stored in self.tensors.items():
             self._check(name, stored)
 
@@ -91,8 +89,10 @@ class DequantizedSource:
         """Refuse metadata that does not fit the tensors of the file."""
         codes, scale, zero_point = part_names(name)
         scale_shape = stored.granularity.scale_shape(stored.shape)
-        wanted = [codes_entry(codes, stored.dtype, stored.shape),
-                  Entry(scale, stored.scale_dtype, scale_shape)]
+        wanted = [
+            codes_entry(codes, stored.dtype, stored.shape),
+            Entry(scale, stored.scale_dtype, scale_shape),
+        ]
         if zero_point in self._infos:
             wanted.append(codes_entry(zero_point, stored.dtype, scale_shape))
         for entry in wanted:
@@ -100,6 +100,7 @@ class DequantizedSource:
             if info is None or (info.dtype, info.shape) != (entry.dtype, entry.shape):
                 found = "is missing" if info is None else f"is {info.dtype} {list(info.shape)}"
                 raise FormatError(
-                    f"{self.path}: tensor {entry.name}", found,
+                    f"{self.path}: tensor {entry.name}",
+                    found,
                     f"the metadata needs {entry.dtype} {list(entry.shape)}",
                 )

@@ -94,8 +94,10 @@ def entries(
     """What a quantized tensor of this shape is stored as."""
     codes_name, scale_name, zero_name = part_names(name)
     scale_shape = spec.granularity.scale_shape(shape)
-    parts = [codes_entry(codes_name, spec.dtype, shape),
-             Entry(scale_name, scale_dtype, scale_shape)]
+    parts = [
+        codes_entry(codes_name, spec.dtype, shape),
+        Entry(scale_name, scale_dtype, scale_shape),
+    ]
     if zero_point:
         parts.append(codes_entry(zero_name, spec.dtype, scale_shape))
     return parts
@@ -114,8 +116,11 @@ def metadata(tensors: Mapping[str, Stored], written: Iterable[Entry]) -> str:
     """The value of the metadata key."""
     unnamed = {e.name: e.dtype.name for e in written if e.dtype.numpy.isbuiltin != 1}
     described = {name: stored.to_json() for name, stored in tensors.items()}
-    return json.dumps({"version": VERSION, "tensors": described, "stored": unnamed},
-                      separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(
+        {"version": VERSION, "tensors": described, "stored": unnamed},
+        separators=(",", ":"),
+        ensure_ascii=False,
+    )
 
 
 def read_metadata(source: Source) -> dict[str, Stored]:
@@ -130,8 +135,11 @@ def read_metadata(source: Source) -> dict[str, Stored]:
     try:
         described = json.loads(text)
         if described["version"] != VERSION:
-            raise FormatError(thing, f"version {described['version']!r} of the layout",
-                              f"this qtool reads version {VERSION}")
+            raise FormatError(
+                thing,
+                f"version {described['version']!r} of the layout",
+                f"this qtool reads version {VERSION}",
+            )
         tensors = described["tensors"].items()
         return {name: Stored.from_json(fields) for name, fields in tensors}
     except FormatError:
@@ -201,8 +209,11 @@ def _check_names(tensors: Iterable[str], source: Source) -> None:
     for name in tensors:
         for part in part_names(name)[1:]:
             if part in taken:
-                raise OutputError(f"tensor {part}", f"its name is needed for parameters of {name}",
-                                  f"rename it in the source, or use --exclude '{name}'")
+                raise OutputError(
+                    f"tensor {part}",
+                    f"its name is needed for parameters of {name}",
+                    f"rename it in the source, or use --exclude '{name}'",
+                )
 
 
 def _granularity(fields: Mapping[str, Any]) -> Granularity:

@@ -67,9 +67,12 @@ class OnnxDequantized:
         self.folded: list[Folded] = []
         stored = source.tensors.keys() - source.overridable
         nodes = [
-            node for node in self._model.graph.node
-            if node.op_type == "DequantizeLinear" and node.domain in STANDARD
-            and len(node.input) > 1 and node.output
+            node
+            for node in self._model.graph.node
+            if node.op_type == "DequantizeLinear"
+            and node.domain in STANDARD
+            and len(node.input) > 1
+            and node.output
             and stored.issuperset(name for name in node.input if name)
         ]
         for node in nodes:
@@ -78,8 +81,9 @@ class OnnxDequantized:
 
     def write(self, path: Path, *, external_data: bool) -> None:
         """Write the model; see write_model() for external_data and errors."""
-        write_model(path, self._model, self._values, source=self._source,
-                    external_data=external_data)
+        write_model(
+            path, self._model, self._values, source=self._source, external_data=external_data
+        )
 
     def _fold(self, node: NodeProto) -> None:
         """Put an initializer, and a Cast where needed, in the place of a node."""
@@ -99,8 +103,9 @@ class OnnxDequantized:
             label = self._names.fresh(f"{read}_Cast")
             graph.node.insert(index, helper.make_node("Cast", [stored], [read], label, to=result))
         graph.initializer.append(onnx_tensor.tensor_proto(stored, self._dtype, shape))
-        payload = Payload(self._dtype.nbytes(math.prod(shape)),
-                          lambda: self._chunks(node, granularity))
+        payload = Payload(
+            self._dtype.nbytes(math.prod(shape)), lambda: self._chunks(node, granularity)
+        )
         self._values.append((graph.initializer[-1], payload))
         dtype = onnx_tensor.dtype_of(codes, source.thing(node.input[0]))
         self.folded.append(Folded(read, dtype, shape, granularity))

@@ -63,8 +63,11 @@ class OnnxQdq:
         scale_dtypes: Mapping[str, DType],
     ) -> None:
         needed = max(
-            (required_opset(spec, scale_dtypes[name], self._dtype(source, name))
-             for name, spec in specs.items()), default=0,
+            (
+                required_opset(spec, scale_dtypes[name], self._dtype(source, name))
+                for name, spec in specs.items()
+            ),
+            default=0,
         )
         self._source = source
         self._parts: dict[str, tuple[list[_Part], dict[str, int]]] = {}
@@ -94,8 +97,9 @@ class OnnxQdq:
             if graph.initializer[index].name in self._parts:
                 del graph.initializer[index]
         values: list[Values] = []
-        made = {name: self._nodes(name, values) for name in self._source.tensors
-                if name in self._parts}
+        made = {
+            name: self._nodes(name, values) for name in self._source.tensors if name in self._parts
+        }
         for index in reversed(range(len(graph.node))):
             node = graph.node[index]
             if onnx_graph.constant_value(node) is not None and node.output[0] in made:
@@ -164,8 +168,9 @@ def required_opset(spec: QuantSpec, scale: DType, weight: DType) -> int:
     """
     if spec.dtype.opset is None or scale.scale_opset is None:
         allowed = [d for d in DTYPES.values() if d.scale_opset and d.kind == "float"]
-        raise SpecError("scale_dtype", f"DequantizeLinear takes no {scale} scales",
-                        "use " + names(allowed))
+        raise SpecError(
+            "scale_dtype", f"DequantizeLinear takes no {scale} scales", "use " + names(allowed)
+        )
     needed = [spec.dtype.opset, scale.scale_opset, _GRANULARITIES[spec.granularity.name]]
     if scale != _result(weight):
         needed.append(_OUTPUT_DTYPE)

@@ -122,8 +122,11 @@ def check_scale(scale: Array, thing: str) -> None:
     if bad.any():
         index = np.unravel_index(int(np.argmax(bad)), bad.shape)
         at = f" at {[int(i) for i in index]}" if bad.size > 1 else ""
-        raise SpecError(thing, f"{values[index]}{at} in {resolve(scale.dtype)} cannot divide",
-                        "scales must be finite and not zero")
+        raise SpecError(
+            thing,
+            f"{values[index]}{at} in {resolve(scale.dtype)} cannot divide",
+            "scales must be finite and not zero",
+        )
 
 
 def _divide(x: Array, scale: Array, precision: DType) -> Array:

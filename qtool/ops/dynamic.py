@@ -46,8 +46,11 @@ def dynamic_parameters(x: Array, dtype: DType) -> tuple[Array, Array]:
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         scale = np.float32((high - low) / (qmax - qmin))
     if not np.isfinite(scale):
-        raise TensorError("x", f"the range [{low}, {high}] is not finite in float32",
-                          "DynamicQuantizeLinear needs finite values and a range below 3.4e38")
+        raise TensorError(
+            "x",
+            f"the range [{low}, {high}] is not finite in float32",
+            "DynamicQuantizeLinear needs finite values and a range below 3.4e38",
+        )
     if low == high:
         return np.array(1, np.float32), np.array(0, dtype.numpy)
     scale = max(scale, np.finfo(np.float32).smallest_subnormal)
@@ -58,6 +61,7 @@ def dynamic_parameters(x: Array, dtype: DType) -> tuple[Array, Array]:
 def _dynamic_qmin(dtype: DType) -> float:
     """Lowest code of DynamicQuantizeLinear: 0 for uint8, -127 for int8."""
     if dtype.name not in ("uint8", "int8"):
-        raise SpecError("dtype", f"DynamicQuantizeLinear does not produce {dtype}",
-                        "use uint8 or int8")
+        raise SpecError(
+            "dtype", f"DynamicQuantizeLinear does not produce {dtype}", "use uint8 or int8"
+        )
     return max(dtype.qmin, -127.0)

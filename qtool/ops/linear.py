@@ -79,8 +79,11 @@ def dequantize_linear(
     x, x_scale = np.asarray(x), np.asarray(x_scale)
     source = resolve(x.dtype, "x")
     if not source.is_target and source.name != "int32":
-        raise SpecError("x", f"DequantizeLinear does not take {source}",
-                        "give codes of a quantized type or int32")
+        raise SpecError(
+            "x",
+            f"DequantizeLinear does not take {source}",
+            "give codes of a quantized type or int32",
+        )
     scale_dtype = _one_of(resolve(x_scale.dtype, "x_scale"), DQ_SCALES, "x_scale")
     zero_point = None if x_zero_point is None else np.asarray(x_zero_point)
     if zero_point is not None:
@@ -111,8 +114,11 @@ def _quantize_inputs(
     zero_point = np.asarray(y_zero_point)
     zero_dtype = resolve_target(zero_point.dtype, "y_zero_point")
     if dtype not in (None, zero_dtype):
-        raise SpecError("output_dtype", f"{dtype} disagrees with a zero point of type {zero_dtype}",
-                        "leave one of them out")
+        raise SpecError(
+            "output_dtype",
+            f"{dtype} disagrees with a zero point of type {zero_dtype}",
+            "leave one of them out",
+        )
     check_same_shape(scale, zero_point, "y_scale", "y_zero_point")
     return x, scale, zero_point, zero_dtype
 

@@ -25,11 +25,17 @@ def expand(values: Array, shape: Shape, axis: int, block_size: int, thing: str) 
     axis = normalize_axis(axis, len(shape)) if shape or block_size else 0
     if block_size == 0:
         if values.ndim != 1 or not shape:
-            raise SpecError(thing, f"shape {values.shape} fits neither per tensor nor per axis",
-                            "use a scalar or one dimension, or give block_size")
+            raise SpecError(
+                thing,
+                f"shape {values.shape} fits neither per tensor nor per axis",
+                "use a scalar or one dimension, or give block_size",
+            )
         if values.shape[0] != shape[axis]:
-            raise SpecError(thing, f"length {values.shape[0]} for axis {axis} of shape {shape}",
-                            f"use length {shape[axis]} or another axis")
+            raise SpecError(
+                thing,
+                f"length {values.shape[0]} for axis {axis} of shape {shape}",
+                f"use length {shape[axis]} or another axis",
+            )
         return values.reshape([-1 if i == axis else 1 for i in range(len(shape))])
     _check_blocks(values.shape, shape, axis, block_size, thing)
     repeated = np.repeat(values, block_size, axis=axis) if block_size < shape[axis] else values
@@ -41,8 +47,11 @@ def expand(values: Array, shape: Shape, axis: int, block_size: int, thing: str) 
 def _check_blocks(blocks: Shape, shape: Shape, axis: int, block_size: int, thing: str) -> None:
     without = [(*s[:axis], *s[axis + 1 :]) for s in (blocks, shape)]
     if len(blocks) != len(shape) or without[0] != without[1]:
-        raise SpecError(thing, f"shape {blocks} for x of shape {shape}, blocks along axis {axis}",
-                        "it must equal x's shape except on the axis")
+        raise SpecError(
+            thing,
+            f"shape {blocks} for x of shape {shape}, blocks along axis {axis}",
+            "it must equal x's shape except on the axis",
+        )
     size, count = shape[axis], blocks[axis]
     needed = -(-size // block_size)
     if count == needed:
@@ -50,15 +59,20 @@ def _check_blocks(blocks: Shape, shape: Shape, axis: int, block_size: int, thing
     low = -(-size // max(count, 1))
     high = -(-size // (count - 1)) - 1 if count > 1 else size
     if count == 0 or not 0 < low <= high:
-        raise SpecError(thing, f"{count} blocks for {size} elements on axis {axis}",
-                        f"use {needed}")
+        raise SpecError(
+            thing, f"{count} blocks for {size} elements on axis {axis}", f"use {needed}"
+        )
     accepted = f"the accepted range is [{low}, {high}]" if count > 1 else f"use {low} or more"
-    raise SpecError("block_size", f"{block_size} does not split {size} elements into {count}",
-                    accepted)
+    raise SpecError(
+        "block_size", f"{block_size} does not split {size} elements into {count}", accepted
+    )
 
 
 def check_same_shape(scale: Array, zero: Array, scale_name: str, zero_name: str) -> None:
     single = ((), (1,))
     if scale.shape != zero.shape and not (scale.shape in single and zero.shape in single):
-        raise SpecError(zero_name, f"shape {zero.shape} differs from {scale_name}'s {scale.shape}",
-                        "give both the same shape")
+        raise SpecError(
+            zero_name,
+            f"shape {zero.shape} differs from {scale_name}'s {scale.shape}",
+            "give both the same shape",
+        )

@@ -49,8 +49,11 @@ def inspected(result: dict[str, Any]) -> None:
 
 def _headline(result: dict[str, Any]) -> str:
     totals = result["totals"]
-    words = [f"{safe(result['name'])}: {result['container']}", size(result["bytes"]),
-             many(totals["tensors"], "tensor")]
+    words = [
+        f"{safe(result['name'])}: {result['container']}",
+        size(result["bytes"]),
+        many(totals["tensors"], "tensor"),
+    ]
     if "opset_import" in result:
         words.append("opset " + ", ".join(
             str(v) if k == "ai.onnx" else f"{safe(k)} {v}"
@@ -88,8 +91,13 @@ def _stats_cells(row: dict[str, Any], console: Console, *, wide: bool) -> list[s
     counts = stats["histogram"]
     if not wide:
         counts = [a + b for a, b in zip(counts[::2], counts[1::2], strict=True)]
-    return [f"{stats['min']:.3g}", f"{stats['max']:.3g}", f"{zeros:.1%}",
-            number(stats["outlier_ratio"], ".1f"), sparkline(counts, sparks)]
+    return [
+        f"{stats['min']:.3g}",
+        f"{stats['max']:.3g}",
+        f"{zeros:.1%}",
+        number(stats["outlier_ratio"], ".1f"),
+        sparkline(counts, sparks),
+    ]
 
 
 def sparkline(counts: Sequence[int], sparks: str = _SPARKS) -> str:
@@ -104,6 +112,12 @@ def dtypes(rows: Sequence[dict[str, Any]]) -> None:
     for column in ("bits", "lowest", "highest", "ONNX code", "first opset"):
         table.add_column(column, justify="right")
     for row in rows:
-        table.add_row(row["name"], str(row["bits"]), f"{row['qmin']:g}", f"{row['qmax']:g}",
-                      str(row["code"]), str(row["opset"]))
+        table.add_row(
+            row["name"],
+            str(row["bits"]),
+            f"{row['qmin']:g}",
+            f"{row['qmax']:g}",
+            str(row["code"]),
+            str(row["opset"]),
+        )
     stream(err=False).print(table)

@@ -46,9 +46,7 @@ def summary(report: dict[str, Any]) -> None:
     print_line(console, f"{place(report['output'])}: {sizes}, {report['seconds']:.2f} s")
 
 
-def _tensor_table(
-    tensors: Sequence[dict[str, Any]], totals: dict[str, Any], width: int
-) -> Table:
+def _tensor_table(tensors: Sequence[dict[str, Any]], totals: dict[str, Any], width: int) -> Table:
     rows = [(row["name"], [kind(row), *_figures(row)]) for row in tensors]
     last = (many(totals["tensors"], "tensor"), ["", *_figures(totals)])
     table = new_table("tensor, worst first", "type")

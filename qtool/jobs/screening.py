@@ -1,0 +1,94 @@
+"""What stands against quantizing a source, and what the user should know of the outcome."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from qtool.dtypes import DTYPES
+from qtool.errors import FormatError
+from qtool.formats import Source
+from qtool.layouts import foreign, native
+from qtool.layouts.dequantized import DequantizedSource
+from qtool.plan import Planned
+from qtool.recipe import Recipe, unmatched
+from qtool.spec import TensorInfo
+
+if TYPE_CHECKING:
+    from qtool.formats.onnx import OnnxSource
+
+
+def readable(source: Source, *, requantize: bool) -> Source:
+    """The source, dequantized where qtool quantized it and requantize allows that.
+
+    Raises FormatError where the source is quantized already and requantize is False.
+    """
+    if native.read_metadata(source):
+        found = "qtool"
+    elif source.container == "onnx":
+        uses = cast("OnnxSource", source).quantized()
+        found = f"{uses[0].operator} of {uses[0].tensor}" if uses else ""
+    else:
+        found = next(iter(foreign.recognise(source.infos()).values()), "")
+    if found and not requantize:
+        raise FormatError(
+            str(source.path),
+            f"is quantized already ({found})",
+            "dequantize it first, or use --requantize",
+        )
+    return DequantizedSource(source, DTYPES["float32"]) if found == "qtool" else source
+
+
+def marked(source: Source) -> list[TensorInfo]:
+    """The tensors, with an obstacle on those that other tools' quantization needs as they are."""
+    infos = list(source.infos())
+    parts = foreign.recognise(infos)
+    return [
+        replace(info, obstacle=f"quantized already ({parts[info.name]})")
+        if info.name in parts and info.obstacle is None
+        else info
+        for info in infos
+    ]
+
+
+def check_something(plan: Sequence[Planned], source: Source, *, allow_empty: bool) -> None:
+    """Refuse a file with tensors none of which is quantized."""
+    if allow_empty or not plan or any(p.spec is not None for p in plan):
+        return
+    reasons = Counter(p.reason for p in plan).most_common()
+    text = ", ".join(f"{reason} ({count})" for reason, count in reasons)
+    raise FormatError(
+        str(source.path), f"nothing to quantize: {text}", "use --allow-empty to copy it as it is"
+    )
+
+
+def check_room(plan: Sequence[Planned], name: str, container: str) -> None:
+    """Refuse several tensors in a container of one."""
+    count = sum(p.spec is not None for p in plan)
+    if container == "npy" and count != 1:
+        raise FormatError(
+            name,
+            f"a .npy file holds one array, {count} tensors are quantized",
+            "choose one with --include, or write .npz or .safetensors",
+        )
+
+
+def warnings(recipe: Recipe, plan: Sequence[Planned], container: str, source: Source) -> list[str]:
+    """What the user should know although the command succeeded."""
+    names = [p.info.name for p in plan]
+    found = [
+        f"pattern {pattern!r} matches no tensor"
+        for pattern in unmatched([*recipe.include, *recipe.exclude], names)
+    ]
+    if container == "npy":
+        others = f" and the {len(plan) - 1} tensors left alone" if len(plan) > 1 else ""
+        found.append(f"a .npy file holds the codes alone, without scale, zero point{others}")
+    lost = sorted(set(source.metadata) - {native.KEY}) if container in ("npy", "npz") else []
+    if lost:
+        found.append(f".{container} has no place for the metadata {', '.join(lost)}")
+    rounded = sum(p.spec is not None and p.info.dtype.name == "float64" for p in plan)
+    if rounded:
+        found.append(f"{rounded} float64 tensors were rounded to float32 before quantizing")
+    return found
