@@ -1,0 +1,1 @@
+"""numba kernels: the same numbers as ops.py and stats.py, at memory speed."""
