@@ -17,19 +17,29 @@ Array = NDArray[Any]
 def choose(x: Array, spec: QuantSpec, storage: DType) -> tuple[Array, Array | None]:
     """The scale, in its storage type, and the zero point of every group of x.
 
-    With [low, high] the range of a group by spec.method, narrowed to its finite values:
-        symmetric: scale = max(-low, high) / levels; levels = qmax, or 2^(b-1) - 1 for unsigned
-            types, whose zero point is 2^(b-1)
-        asymmetric: the range is widened to include 0; scale = (high - low) / (qmax - qmin),
-            zero_point = round(qmin - low / scale), saturated
-    computed in float64 and rounded once to the storage type (see stored()); a group of zeros gets
-    scale 1. The zero point is computed from the stored scale.
+    The range of a group is [min, max], or by spec.method between percentiles, of its finite values;
+    from_ranges() has the rest.
     x: float32, spec's axis counted from the front. Returns arrays of the granularity's scale shape.
     """
-    if spec.semantics == "dynamic":
-        return ops.dynamic_parameters(x, spec.dtype)
-    low, high = _ranges(x, spec)
+    return from_ranges(*_ranges(x, spec), spec, storage)
+
+
+def from_ranges(
+    low: Array, high: Array, spec: QuantSpec, storage: DType
+) -> tuple[Array, Array | None]:
+    """The scale, in its storage type, and the zero point of groups with ranges [low, high].
+
+    symmetric: scale = max(-low, high) / levels; levels = qmax, or 2^(b-1) - 1 for unsigned types,
+        whose zero point is 2^(b-1)
+    asymmetric: the range is widened to include 0; scale = (high - low) / (qmax - qmin),
+        zero_point = round(qmin - low / scale), saturated
+    computed in float64 and rounded once to the storage type (see stored()); a group of zeros gets
+    scale 1. The zero point is computed from the stored scale.
+    """
     dtype = spec.dtype
+    if spec.semantics == "dynamic":
+        return ops.dynamic_parameters(low.astype(np.float32), high.astype(np.float32), dtype)
+    low, high = low.astype(np.float64), high.astype(np.float64)
     if spec.symmetric:
         levels = 2.0 ** (dtype.bits - 1) - 1 if dtype.kind == "uint" else dtype.qmax
         scale = stored(np.maximum(-low, high) / levels, storage)
@@ -54,7 +64,8 @@ def stored(scale: Array, storage: DType) -> Array:
         rounded = np.ldexp(1.0, exponent)
     else:
         smallest = float(storage.limits.smallest_subnormal)
-        rounded = np.clip(ops.round_to_grid(scale, storage), smallest, storage.qmax)
+        nearest = scale if storage == ops.FLOAT32 else ops.round_to_grid(scale, storage)
+        rounded = np.clip(nearest, smallest, storage.qmax)
     return np.asarray(np.where(scale == 0, 1.0, rounded).astype(storage.numpy))
 
 

@@ -4,12 +4,33 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+from numpy.typing import NDArray
 
 from qtool.dtypes import DTYPES, DType, DTypeLike, resolve, resolve_target
 from qtool.errors import SpecError
 
 Shape = tuple[int, ...]
+# Fills an array with the elements of a tensor, in C order, from the number given on. Threads may
+# call it at the same time.
+Reader = Callable[[int, NDArray[Any]], None]
+# Stores bytes, in C order and little-endian, from the byte number given on. Threads may call it at
+# the same time.
+Writer = Callable[[int, NDArray[Any]], None]
+
+
+def reader_of(array: NDArray[Any]) -> Reader:
+    """A Reader of a tensor that is in memory."""
+    flat = array.reshape(-1)
+
+    def read(start: int, out: NDArray[Any]) -> None:
+        out[:] = flat[start : start + out.size]
+
+    return read
+
 
 METHODS = ("absmax", "minmax", "percentile")
 SEMANTICS = ("onnx", "onednn", "dynamic")

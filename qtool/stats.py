@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.kernels import CHUNK, LANES
 from qtool.spec import Shape
-
-CHUNK = 4096
-LANES = 16
 
 Array = NDArray[Any]
 

@@ -10,10 +10,44 @@ from numpy.typing import NDArray
 
 from qtool import ops
 from qtool.dtypes import DTYPES, DType, DTypeLike, resolve
-from qtool.spec import Granularity, QuantSpec
+from qtool.spec import Granularity, QuantSpec, Writer
 from qtool.stats import Stats
 
 Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is to be said of a quantized tensor, without its codes.
+
+    spec: what was asked for, its axis counted from the front. stats: clipping and error against
+    the source. precision: the type in which x was divided by the scale.
+    """
+
+    spec: QuantSpec
+    precision: DType
+    scale_dtype: DType
+    num_scales: int
+    scale_min: float | None
+    scale_max: float | None
+    has_zero_point: bool
+    stats: Stats
+
+    def describe(self) -> dict[str, Any]:
+        """How the tensor is quantized, under the names of the report."""
+        attributes = self.spec.granularity.attributes
+        return {
+            "dtype": self.spec.dtype.name,
+            "granularity": self.spec.granularity.name,
+            "axis": attributes.get("axis"),
+            "block_size": attributes.get("block_size"),
+            "precision": self.precision.name,
+            "scale_dtype": self.scale_dtype.name,
+            "num_scales": self.num_scales,
+            "scale_min": self.scale_min,
+            "scale_max": self.scale_max,
+            "zero_point": self.has_zero_point,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +74,29 @@ class QuantizedTensor:
         """The storage type of the scale."""
         return resolve(self.scale.dtype)
 
-    def describe(self) -> dict[str, Any]:
-        """How the tensor is quantized, under the names of the report."""
+    @property
+    def outcome(self) -> Outcome:
+        """The tensor without its codes."""
         scale = self.scale.astype(np.float64)
-        attributes = self.spec.granularity.attributes
-        return {
-            "dtype": self.spec.dtype.name,
-            "granularity": self.spec.granularity.name,
-            "axis": attributes.get("axis"),
-            "block_size": attributes.get("block_size"),
-            "precision": self.precision.name,
-            "scale_dtype": self.scale_dtype.name,
-            "num_scales": scale.size,
-            "scale_min": float(scale.min()) if scale.size else None,
-            "scale_max": float(scale.max()) if scale.size else None,
-            "zero_point": self.zero_point is not None,
-        }
+        low, high = (float(scale.min()), float(scale.max())) if scale.size else (None, None)
+        return Outcome(
+            self.spec, self.precision, self.scale_dtype, scale.size, low, high,
+            self.zero_point is not None, self.stats,
+        )  # fmt: skip
 
     def dequantize(self, dtype: DTypeLike = "float32") -> Array:
         """(y - zero_point) * scale, computed in dtype: float32, float16 or bfloat16."""
         return dequantize(self.y, self.scale, self.zero_point, self.spec.granularity, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the parts of a tensor go: codes (packed or one per element), scale, zero point."""
+
+    codes: Writer
+    scale: Writer
+    zero_point: Writer | None
+    is_packed: bool
 
 
 def dequantize(

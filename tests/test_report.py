@@ -502,7 +502,7 @@ def test_the_first_tensor_with_the_largest_error_is_named() -> None:
         x = np.array(values, np.float32)
         tensor = qtool.quantize(x, QuantSpec("int8", PerTensor(), nonfinite="allow"), scale=1)
         info = TensorInfo(name, x.shape, DTYPES["float32"], x.nbytes)
-        record = tensor_record(info, tensor.describe(), tensor.stats, 9)
+        record = tensor_record(info, tensor.outcome.describe(), tensor.stats, 9)
         parts.append((record, tensor.stats))
     files = {"name": "x", "container": "npz", "bytes": 1}
     report = build("quantize", files, files, {}, parts, [("e", "excluded")], ["careful"], 0.5)

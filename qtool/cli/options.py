@@ -129,6 +129,16 @@ ReportFile = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Threads for large tensors. \\[default: the cores that the process may use]",
+        show_default=False,
+        rich_help_panel=OUTPUT,
+    ),
+]
 Force = Annotated[
     bool,
     typer.Option("--force", metavar=FLAG, help="Replace files that exist.", rich_help_panel=OUTPUT),

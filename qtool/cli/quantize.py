@@ -127,6 +127,7 @@ def quantize(
     requantize: options.Requantize = False,
     allow_empty: options.AllowEmpty = False,
     report: options.ReportFile = None,
+    jobs: options.Jobs = None,
     force: options.Force = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -151,6 +152,6 @@ def quantize(
                 narrow_range=narrow_range, negative_scale=negative_scale,
                 source_dtype=source_dtype, include=include or (), exclude=exclude or (), to=to,
                 external_data=external_data, requantize=requantize, allow_empty=allow_empty,
-                report=report, force=force, progress=progress,
+                report=report, jobs=jobs, force=force, progress=progress,
             )  # fmt: skip
         options.finish(result, json=json, quiet=quiet)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import numpy as np
 from numpy.typing import NDArray
 
 from qtool.dtypes import DType
-from qtool.errors import FormatError
-from qtool.spec import Shape, TensorInfo
+from qtool.errors import FormatError, OutputError
+from qtool.spec import Reader, Shape, TensorInfo, Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,10 @@ class Source(Protocol):
         """The stored little-endian C-order bytes of one tensor, in pieces of bounded size."""
         ...
 
+    def reading(self, name: str) -> AbstractContextManager[Reader]:
+        """A Reader of one tensor, in memory of bounded size where the file allows that."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -64,6 +71,10 @@ class Sink(Protocol):
         shape (or packed bytes of the same length), or the pieces of a Source.chunks()."""
         ...
 
+    def writing(self, name: str) -> AbstractContextManager[Writer]:
+        """A Writer of one entry, all of whose bytes have been stored when it is left."""
+        ...
+
     def __enter__(self) -> Self: ...
 
     def __exit__(
@@ -72,6 +83,31 @@ class Sink(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
+
+
+@contextmanager
+def writing_file(descriptor: int, begin: int, size: int, thing: str) -> Iterator[Writer]:
+    """A Writer of size bytes of an open file, from byte number begin on.
+
+    Raises OutputError on leaving where they have not all been stored.
+    """
+    stored: list[int] = []
+
+    def write(offset: int, data: NDArray[Any]) -> None:
+        write_at(descriptor, begin + offset, data.view(np.uint8).data)
+        stored.append(data.nbytes)
+
+    yield write
+    if sum(stored) != size:
+        raise OutputError(thing, f"{sum(stored)} bytes of {size} were written")
+
+
+def write_at(descriptor: int, position: int, view: memoryview) -> None:
+    """All bytes of view to an open file, from a position on."""
+    while view:
+        count = os.pwrite(descriptor, view, position)
+        view = view[count:]
+        position += count
 
 
 CONTAINERS = ("npy", "npz", "safetensors", "onnx")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -14,9 +16,9 @@ from numpy.typing import NDArray
 
 from qtool.dtypes import DType
 from qtool.errors import FormatError, OutputError
-from qtool.formats import Entry
+from qtool.formats import Entry, writing_file
 from qtool.formats.npy_header import ArrayHeader, header_bytes, read_header
-from qtool.spec import TensorInfo
+from qtool.spec import Reader, TensorInfo, Writer, reader_of
 
 _CHUNK = 1 << 20
 
@@ -134,6 +136,23 @@ class NpySource:
         with self._open(name) as stream:
             yield from array_chunks(stream, self._header, str(self.path))
 
+    @contextmanager
+    def reading(self, name: str) -> Iterator[Reader]:
+        """A Reader of the array; errors as read()."""
+        header = self._header
+        if header.fortran_order or header.big_endian:
+            yield reader_of(self.read(name))
+            return
+        with self._open(name) as stream:
+
+            def read_at(start: int, out: NDArray[Any]) -> None:
+                position = header.data_offset + start * header.dtype.numpy.itemsize
+                view = out.view(np.uint8).data
+                if os.preadv(stream.fileno(), [view], position) != len(view):
+                    raise FormatError(str(self.path), "became shorter while it was read")
+
+            yield read_at
+
     def close(self) -> None:
         """Nothing is held open between reads."""
 
@@ -168,6 +187,19 @@ class NpySink:
         self._file.write(header_bytes(self._entry.dtype, self._entry.shape))
         for piece in array_pieces(self._entry, data):
             self._file.write(piece)
+        self._is_written = True
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Writer]:
+        """A Writer of the entry; errors as write()."""
+        if name != self._entry.name or self._is_written:
+            raise OutputError(name, "is not an entry that is still to be written")
+        header = header_bytes(self._entry.dtype, self._entry.shape)
+        self._file.write(header)
+        self._file.flush()
+        size = entry_nbytes(self._entry)
+        with writing_file(self._file.fileno(), len(header), size, name) as write:
+            yield write
         self._is_written = True
 
     def __enter__(self) -> Self:

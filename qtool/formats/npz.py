@@ -20,7 +20,7 @@ from qtool.errors import FormatError, OutputError
 from qtool.formats import Entry
 from qtool.formats.npy import array_chunks, array_pieces, entry_nbytes, read_array
 from qtool.formats.npy_header import ArrayHeader, header_bytes, read_header
-from qtool.spec import TensorInfo
+from qtool.spec import Reader, TensorInfo, Writer, reader_of
 
 METADATA_KEY = "qtool"
 METADATA_NAME = "__qtool__"
@@ -87,6 +87,11 @@ class NpzSource:
         header = self._headers[name]
         with _zip_errors(self._thing(name)), self._open(name, header) as stream:
             yield from array_chunks(stream, header, self._thing(name))
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[Reader]:
+        """A Reader of one tensor, which is in memory: members cannot be read from their middle."""
+        yield reader_of(self.read(name))
 
     def close(self) -> None:
         self._archive.close()
@@ -216,6 +221,19 @@ class NpzSink:
             raise OutputError(name, "is not an entry that is still to be written")
         self._write(self._pending[name], data)
         del self._pending[name]
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Writer]:
+        """A Writer of one entry, in memory until it is left: members are written in one go."""
+        if name not in self._pending:
+            raise OutputError(name, "is not an entry that is still to be written")
+        data = np.zeros(entry_nbytes(self._pending[name]), np.uint8)
+
+        def write(offset: int, piece: NDArray[Any]) -> None:
+            data[offset : offset + piece.nbytes] = piece.view(np.uint8)
+
+        yield write
+        self.write(name, iter([data.tobytes()]))
 
     def __enter__(self) -> Self:
         return self

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from qtool.dtypes import DTYPES, DType, resolve
 from qtool.errors import FormatError, QtoolError
 from qtool.formats import onnx_graph, onnx_tensor
 from qtool.formats.onnx_graph import STANDARD, Consumers, is_quantized
-from qtool.spec import Shape, TensorInfo
+from qtool.spec import Reader, Shape, TensorInfo, reader_of
 
 # protobuf refuses larger messages.
 MAX_MODEL = 2**31 - 1
@@ -92,6 +93,10 @@ class OnnxSource:
     def chunks(self, name: str) -> Iterator[bytes]:
         """The stored bytes of one tensor, in pieces of bounded size."""
         return onnx_tensor.payload(self.tensors[name], self.folder, self.thing(name)).chunks()
+
+    def reading(self, name: str) -> AbstractContextManager[Reader]:
+        """A Reader of one tensor."""
+        return nullcontext(reader_of(self.read(name)))
 
     def close(self) -> None:
         """Nothing is held open."""

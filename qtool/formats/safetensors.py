@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.errors import FormatError, OutputError, QtoolError
-from qtool.formats import Entry
+from qtool.formats import Entry, write_at, writing_file
 from qtool.formats.safetensors_header import MAX_HEADER, layout, nbytes, parse
 from qtool.packing import pack, unpack
-from qtool.spec import TensorInfo
+from qtool.spec import Reader, TensorInfo, Writer, reader_of
 
 _PIECE = 8 << 20
 
@@ -78,6 +79,20 @@ class SafetensorsSource:
             count = min(_PIECE, end - position)
             yield self._bytes(count, position)
             position += count
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[Reader]:
+        """A Reader of one tensor; errors as read()."""
+        info, begin = self._find(name)
+        if info.dtype.bits < 8:
+            yield reader_of(self.read(name))
+            return
+
+        def read_at(start: int, out: NDArray[Any]) -> None:
+            position = self._data + begin + start * info.dtype.numpy.itemsize
+            self._read_into(out.view(np.uint8).data, position)
+
+        yield read_at
 
     def close(self) -> None:
         self._file.close()
@@ -164,11 +179,22 @@ class SafetensorsSink:
             position += len(piece)
             if position > end:
                 break
-            self._write_at(position - len(piece), memoryview(piece))
+            write_at(self._file.fileno(), position - len(piece), memoryview(piece))
         if position != end:
             raise OutputError(
                 f"{self.path}: tensor {name!r}", f"{position - begin} bytes of {end - begin}"
             )
+        self._missing.remove(name)
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Writer]:
+        """A Writer of one entry; errors as write()."""
+        if name not in self._missing:
+            raise OutputError(str(self.path), f"{name!r} is no entry of it or already written")
+        entry, begin = self._places[name]
+        thing = f"{self.path}: tensor {name!r}"
+        with writing_file(self._file.fileno(), begin, nbytes(entry), thing) as write:
+            yield write
         self._missing.remove(name)
 
     def __exit__(self, kind: object, *exc: object) -> None:
@@ -177,13 +203,7 @@ class SafetensorsSink:
                 return
             if self._missing:
                 raise OutputError(str(self.path), f"not written: {sorted(self._missing)}")
-            self._write_at(0, memoryview(self._header))
-
-    def _write_at(self, position: int, view: memoryview) -> None:
-        while view:
-            count = os.pwrite(self._file.fileno(), view, position)
-            view = view[count:]
-            position += count
+            write_at(self._file.fileno(), 0, memoryview(self._header))
 
 
 def _raw(entry: Entry, data: NDArray[Any]) -> memoryview:

@@ -180,7 +180,8 @@ def _write_native(source: Source, output: DType, path: Path, progress: Progress)
     ):
         for info in infos:
             writer.write(info.name, readable.chunks(info.name))
-            progress.advance(info.name, info.nbytes)
+            progress.advance(info.nbytes)
+            progress.finish(info.name)
     return [(name, stored.shape, stored.dtype) for name, stored in readable.tensors.items()]
 
 

@@ -27,6 +27,7 @@ def dynamic_file(
     requantize: bool = False,
     allow_empty: bool = False,
     report: str | Path | None = None,
+    jobs: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Report:
@@ -51,6 +52,7 @@ def dynamic_file(
         requantize=requantize,
         allow_empty=allow_empty,
         report_to=report,
+        jobs=jobs,
         force=force,
         progress=progress,
     )

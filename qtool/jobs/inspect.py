@@ -125,7 +125,8 @@ def _add_stats(source: Source, rows: list[dict[str, Any]], progress: Progress) -
     for row in rows:
         values = source.read(row["name"])
         row["stats"] = None if values.dtype.kind == "c" else _stats(values.reshape(-1))
-        progress.advance(row["name"], row["bytes"])
+        progress.advance(row["bytes"])
+        progress.finish(row["name"])
 
 
 def _stats(values: NDArray[Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -21,7 +22,7 @@ from qtool.recipe import Recipe
 from qtool.report import Report
 from qtool.spec import PerTensor, QuantSpec
 from qtool.stats import Stats
-from qtool.tensor import QuantizedTensor
+from qtool.tensor import Outcome, QuantizedTensor, Target
 
 if TYPE_CHECKING:
     from qtool.formats.onnx import OnnxSource
@@ -31,6 +32,8 @@ class Writer(Protocol):
     """Takes quantized tensors one by one."""
 
     def add(self, name: str, tensor: QuantizedTensor) -> object: ...
+
+    def target(self, name: str) -> AbstractContextManager[Target]: ...
 
 
 def quantize_file(
@@ -59,6 +62,7 @@ def quantize_file(
     requantize: bool = False,
     allow_empty: bool = False,
     report: str | Path | None = None,
+    jobs: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Report:
@@ -68,6 +72,7 @@ def quantize_file(
         src. report: where its JSON goes; None: STEM.report.json beside a named dst.
     dtype ... negative_scale: see QuantSpec. axis, block_size: see Recipe. scale, zero_point: see
         Given.
+    jobs: threads for large tensors; None: the cores that the process may use.
     Returns the Report. Raises QtoolError; dst is then as it was.
     """
     _check_usage(scale, zero_point, method, symmetric, block_size)
@@ -92,6 +97,7 @@ def quantize_file(
         requantize=requantize,
         allow_empty=allow_empty,
         report_to=report,
+        jobs=jobs,
         force=force,
         progress=progress,
     )
@@ -111,6 +117,7 @@ def run(
     requantize: bool,
     allow_empty: bool,
     report_to: str | Path | None,
+    jobs: int | None,
     force: bool,
     progress: Progress | None,
 ) -> Report:
@@ -134,7 +141,7 @@ def run(
         )
         screening.check_something(plan, source, allow_empty=allow_empty)
         screening.check_room(plan, name, container)
-        job = _Job(readable, plan, given, progress)
+        job = _Job(readable, plan, given, progress, jobs or engine.default_jobs())
         with streams.placed(name, f"{source.path.stem}.{container}") as path:
             job.write(path, container, external_data=external_data)
             written = _written(path, name, container)
@@ -166,11 +173,13 @@ class _Job:
         plan: Sequence[Planned],
         given: Given | None,
         progress: Progress | None,
+        jobs: int,
     ) -> None:
         self._source = source
         self._plan = plan
         self._given = given
         self._progress = progress or Silent()
+        self._jobs = jobs
         self.records: list[tuple[dict[str, Any], Stats]] = []
 
     def write(self, path: Path, container: str, *, external_data: bool) -> None:
@@ -208,18 +217,29 @@ class _Job:
     def _quantize_into(self, writer: Writer) -> None:
         quantized = [(p, p.spec) for p in self._plan if p.spec is not None]
         self._progress.begin(len(quantized), sum(p.info.nbytes for p, _ in quantized))
+        kernels_pay = sum(p.info.size for p, _ in quantized) >= engine.KERNELS_PAY
         for planned, spec in quantized:
-            name = planned.info.name
-            scale, zero_point = (self._given and self._given.of(name)) or (None, None)
-            tensor = engine.quantize(
-                self._source.read(name), spec, scale=scale, zero_point=zero_point, name=name
-            )
-            writer.add(name, tensor)
+            info = planned.info
+            given = (self._given and self._given.of(info.name)) or (None, None)
+            asked = engine.request(info.name, info.shape, info.dtype, spec, *given)
+            if kernels_pay and info.size >= engine.TILES_PAY and engine.can_stream(asked):
+                outcome = self._stream(asked, writer)
+            else:
+                tensor = engine.plain.quantize(self._source.read(info.name), asked)
+                writer.add(info.name, tensor)
+                outcome = tensor.outcome
+                self._progress.advance(info.nbytes)
             record = report.tensor_record(
-                planned.info, tensor.describe(), tensor.stats, planned.bytes_after
+                info, outcome.describe(), outcome.stats, planned.bytes_after
             )
-            self.records.append((record, tensor.stats))
-            self._progress.advance(name, planned.info.nbytes)
+            self.records.append((record, outcome.stats))
+            self._progress.finish(info.name)
+
+    def _stream(self, asked: engine.Request, writer: Writer) -> Outcome:
+        from qtool.engine.stream import Stream
+
+        with self._source.reading(asked.name) as read, writer.target(asked.name) as target:
+            return Stream(read, asked, self._jobs, self._progress.advance).quantize(target)
 
 
 def _check_usage(

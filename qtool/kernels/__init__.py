@@ -1,1 +1,10 @@
-"""numba kernels: the same numbers as ops.py and stats.py, at memory speed."""
+"""numba kernels: the same numbers as ops and stats, at memory speed.
+
+This page imports no numba: what it holds is known without it.
+"""
+
+from __future__ import annotations
+
+# The order of summation, which stats.py states: elements of a chunk, lanes within one.
+CHUNK = 4096
+LANES = 16

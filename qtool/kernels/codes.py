@@ -108,7 +108,11 @@ def magnitudes(
 
 @compiled
 def reconstruct(
-    quotient: Array, decoded: Array, scale: Array, normal: np.float32, magic: np.float32,
+    quotient: Array,
+    decoded: Array,
+    scale: Array,
+    normal: np.float32,
+    magic: np.float32,
     x_hat: Array,
 ) -> None:
     """x_hat = the signed value * scale; NaN for NaN. quotient, decoded: as float32."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from qtool.kernels import LANES
 from qtool.kernels.compiled import Array, compiled
+from qtool.kernels.groups import has_nonfinite
 
-CHUNK = 4096
-LANES = 16
 SUMS = 5
 
 
@@ -74,18 +74,13 @@ def _bound(bits: Array, error_bits: Array, bounds: Array) -> None:
 
 
 @compiled
-def has_nonfinite(bits: Array) -> bool:
-    """Whether there is a NaN or Inf among float32 values, given by their int32 bits."""
-    largest = np.int32(0)
-    for i in range(bits.size):
-        v = np.int32(bits[i] & np.int32(0x7FFFFFFF))
-        largest = v if v > largest else largest
-    return bool(largest >= np.int32(0x7F800000))
-
-
-@compiled
 def _finite_part(
-    x: Array, x_hat: Array, error: Array, counts: Array, bounds: Array, clean: Array,
+    x: Array,
+    x_hat: Array,
+    error: Array,
+    counts: Array,
+    bounds: Array,
+    clean: Array,
     clean_hat: Array,
 ) -> None:
     """_count() and _bound() of a chunk with NaN or Inf, which are counted and left out; clean and

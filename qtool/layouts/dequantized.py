@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from qtool.errors import FormatError
 from qtool.formats import Entry, Source
 from qtool.layouts.native import KEY, Stored, codes_entry, part_names, read_metadata
 from qtool.packing import pack, unpack
-from qtool.spec import Shape, TensorInfo
+from qtool.spec import Reader, Shape, TensorInfo, reader_of
 from qtool.tensor import dequantize
 
 Array = NDArray[Any]
@@ -77,6 +78,12 @@ class DequantizedSource:
         if name not in self.tensors:
             return self._source.chunks(name)
         return iter([pack(self.read(name), self._dtype).tobytes()])
+
+    def reading(self, name: str) -> AbstractContextManager[Reader]:
+        """A Reader of a tensor as infos() describes it; a dequantized one is in memory."""
+        if name not in self.tensors:
+            return self._source.reading(name)
+        return nullcontext(reader_of(self.read(name)))
 
     def close(self) -> None:
         self._source.close()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +34,7 @@ from qtool.spec import (
     QuantSpec,
     Shape,
 )
-from qtool.tensor import QuantizedTensor
+from qtool.tensor import QuantizedTensor, Target
 
 VERSION = 1
 KEY = "qtool"
@@ -171,6 +172,7 @@ class Writer:
         if self._codes_only:
             stored = [Entry(name, t.dtype, t.shape) for name, t in tensors.items()]
         self._entries = stored
+        self._parts = {entry.name for entry in stored}
         described = {KEY: metadata(tensors, stored)} if tensors else {}
         self._sink = sink(container, path, stored, dict(source.metadata) | described)
 
@@ -192,6 +194,20 @@ class Writer:
         for part, array in parts:
             self._sink.write(part, array)
 
+    @contextmanager
+    def target(self, name: str) -> Iterator[Target]:
+        """Where the parts of a tensor go that is quantized tile by tile."""
+        if self._codes_only:
+            with self._sink.writing(name) as codes:
+                yield Target(codes, _nowhere, _nowhere, is_packed=False)
+            return
+        written = [part for part in part_names(name) if part in self._parts]
+        with ExitStack() as stack:
+            parts = [stack.enter_context(self._sink.writing(part)) for part in written]
+            codes, scale = parts[:2]
+            zero_point = parts[2] if len(parts) > 2 else None
+            yield Target(codes, scale, zero_point, is_packed=True)
+
     def copy_rest(self) -> None:
         """Write the tensors that are not quantized, byte for byte."""
         for entry in self._entries:
@@ -201,6 +217,10 @@ class Writer:
             is_packed = entry.dtype.bits < 8
             read = self._source.read if is_packed else self._source.chunks
             self._sink.write(entry.name, read(entry.name))
+
+
+def _nowhere(offset: int, data: Array) -> None:
+    """The Writer of parts that a container has no place for."""
 
 
 def _check_names(tensors: Iterable[str], source: Source) -> None:

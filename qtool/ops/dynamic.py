@@ -34,15 +34,15 @@ def dynamic_quantize_linear(
     target = resolve(dtype)
     qmin = _dynamic_qmin(target)
     x = float32_source(np.asarray(x), "x")
-    scale, zero_point = dynamic_parameters(x, target)
+    scale, zero_point = dynamic_parameters(x.min(initial=0), x.max(initial=0), target)
     codes = rounded(x, scale, zero_point, target, FLOAT32)
     return saturate_cast(codes, zero_point, target, qmin=qmin), scale, zero_point
 
 
-def dynamic_parameters(x: Array, dtype: DType) -> tuple[Array, Array]:
-    """y_scale and y_zero_point of dynamic_quantize_linear for a float32 x."""
+def dynamic_parameters(low: Any, high: Any, dtype: DType) -> tuple[Array, Array]:
+    """y_scale and y_zero_point of dynamic_quantize_linear for float32 values in [low, high]."""
     qmin, qmax = np.float32(_dynamic_qmin(dtype)), np.float32(dtype.qmax)
-    low, high = x.min(initial=0), x.max(initial=0)
+    low, high = np.minimum(low, np.float32(0)), np.maximum(high, np.float32(0))
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         scale = np.float32((high - low) / (qmax - qmin))
     if not np.isfinite(scale):

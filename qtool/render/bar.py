@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -18,10 +19,29 @@ from rich.progress import (
 from qtool.render.text import stream
 
 
-class _Bar:
+class Notes:
+    """Progress where no bar can be drawn: what takes long is said once, in a line."""
+
+    def __init__(self, console: Console | None) -> None:
+        self._console = console
+
+    def begin(self, tensors: int, nbytes: int) -> None: ...
+
+    def advance(self, nbytes: int) -> None: ...
+
+    def finish(self, name: str) -> None: ...
+
+    def note(self, text: str) -> None:
+        """Print the line, where there is a console."""
+        if self._console is not None:
+            self._console.print(text, soft_wrap=True)
+
+
+class Bar(Notes):
     """Progress of a job on a rich progress bar."""
 
     def __init__(self, progress: Progress) -> None:
+        super().__init__(progress.console)
         self._progress = progress
         self._tensors = 0
         self._total = 0
@@ -31,25 +51,30 @@ class _Bar:
         self._total = tensors
         self._task = self._progress.add_task("", total=nbytes, done=self._done())
 
-    def advance(self, name: str, nbytes: int) -> None:
+    def advance(self, nbytes: int) -> None:
         if self._task is not None:
-            self._tensors += 1
-            self._progress.update(self._task, advance=nbytes, done=self._done())
+            self._progress.update(self._task, advance=nbytes)
+
+    def finish(self, name: str) -> None:
+        self._tensors += 1
+        if self._task is not None:
+            self._progress.update(self._task, done=self._done())
 
     def _done(self) -> str:
         return f"{self._tensors}/{self._total} tensors"
 
 
 @contextmanager
-def progress(*, quiet: bool) -> Iterator[_Bar | None]:
-    """A progress bar on standard error while a job runs; None where nobody would see it."""
+def progress(*, quiet: bool) -> Iterator[Notes]:
+    """Progress on standard error while a job runs: a bar on a terminal, notes elsewhere, nothing
+    where it is to be quiet."""
     console = stream(err=True)
     if quiet or not console.is_terminal:
-        yield None
+        yield Notes(None if quiet else console)
         return
     columns = (
         TextColumn("{task.fields[done]}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
         TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=console, transient=True) as bar:
-        yield _Bar(bar)
+        yield Bar(bar)

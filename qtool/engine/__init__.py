@@ -1,0 +1,76 @@
+"""Quantizes tensors: plainly, or for large ones with kernels, tile by tile over threads."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from qtool.dtypes import resolve
+from qtool.engine import plain
+from qtool.engine.pool import default_jobs
+from qtool.engine.request import Request, given_codes, given_scale, request
+from qtool.spec import QuantSpec
+from qtool.tensor import QuantizedTensor
+
+__all__ = [
+    "KERNELS_PAY",
+    "TILES_PAY",
+    "Request",
+    "can_stream",
+    "default_jobs",
+    "given_codes",
+    "given_scale",
+    "plain",
+    "quantize",
+    "request",
+]
+
+# Elements from which on loading the kernels pays: it takes as long as the plain path for so many.
+KERNELS_PAY = 1 << 24
+# Elements of one tensor from which on tiles pay, once the kernels are loaded.
+TILES_PAY = 1 << 16
+
+_SOURCES = ("float32", "float16", "bfloat16")
+
+
+def quantize(
+    x: ArrayLike,
+    spec: QuantSpec,
+    *,
+    scale: ArrayLike | None = None,
+    zero_point: ArrayLike | None = None,
+    name: str = "x",
+) -> QuantizedTensor:
+    """Quantize one tensor as spec says.
+
+    x: float32, float16, bfloat16, float64 (rounded to float32 first) or int32, any shape.
+    scale, zero_point: given ones instead of spec.method: a number for every group, or an array of
+        the granularity's scale shape. Without a zero point it is 0.
+    name: what messages call the tensor.
+
+    The codes are computed from the scale as it is stored; a chosen scale divides in float32 unless
+    spec.precision says otherwise, a given one in the standard's default precision; oneDNN's
+    semantics always divide in float32.
+    Raises SpecError for arguments that do not fit, TensorError for NaN and Inf in x unless
+    spec.nonfinite is "allow".
+    """
+    x = np.asarray(x, order="C")
+    asked = request(name, x.shape, resolve(x.dtype, name), spec, scale, zero_point)
+    if x.size >= KERNELS_PAY and can_stream(asked):
+        from qtool.engine.stream import quantize_array
+
+        return quantize_array(x, asked, jobs=default_jobs())
+    return plain.quantize(x, asked)
+
+
+def can_stream(asked: Request) -> bool:
+    """Whether the kernels know the case, and no percentile needs all values at once."""
+    spec = asked.spec
+    shifts_grid = asked.given is not None and asked.given[1] is not None
+    return (
+        asked.source.name in _SOURCES
+        and asked.precision.name == "float32"
+        and spec.saturate
+        and (spec.percentile is None or asked.given is not None)
+        and (spec.dtype.is_integer or not shifts_grid)
+    )

@@ -1,0 +1,147 @@
+"""Quantizes one tensor in memory with the operators themselves, in boxes of bounded size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import ops, scales
+from qtool.dtypes import DType
+from qtool.engine.request import Request
+from qtool.errors import TensorError
+from qtool.spec import Blocked, Granularity, PerTensor, QuantSpec, Shape
+from qtool.stats import Accumulator
+from qtool.tensor import QuantizedTensor, operator_scale
+
+Array = NDArray[Any]
+
+BOX = 1 << 16  # elements: their float64 temporaries stay in the L2 cache
+
+
+def quantize(x: Array, asked: Request) -> QuantizedTensor:
+    """The tensor x, in C order, as asked. Raises TensorError as engine.quantize()."""
+    spec = asked.spec
+    single = x if asked.source.is_integer else ops.cast(x, ops.FLOAT32)
+    if spec.nonfinite == "error" or spec.semantics == "dynamic":
+        _check_finite(x, single, asked.name)
+    if asked.given is not None:
+        scale, zero = asked.given
+    else:
+        with naming(asked.name):
+            scale, zero = scales.choose(ops.cast(single, ops.FLOAT32), spec, asked.storage)
+        ops.check_scale(ops.cast(operator_scale(scale), asked.precision), f"scale of {asked.name}")
+    return _quantize_boxes(x, single, scale, zero, spec, asked.precision)
+
+
+def _quantize_boxes(
+    x: Array, single: Array, scale: Array, zero: Array | None, spec: QuantSpec, precision: DType
+) -> QuantizedTensor:
+    """Codes and figures, box by box in C order, so that temporaries stay small."""
+    dtype = spec.dtype
+    y = np.empty(x.shape, dtype.numpy)
+    figures = Accumulator(spec.qmin, dtype.qmax)
+    shape = _folded(x.shape, spec.granularity)
+    source, original, codes = single.reshape(shape), x.reshape(shape), y.reshape(shape)
+    groups = _Groups(shape, spec.granularity)
+    divisor = operator_scale(scale)
+    for box in _boxes(shape):
+        s = groups.of(divisor, box)
+        z = None if zero is None else groups.of(zero, box)
+        if spec.semantics == "onednn":
+            v = ops.rounded_onednn(ops.cast(source[box], ops.FLOAT32), s, z, dtype)
+        else:
+            v = ops.rounded(source[box], s, z, dtype, precision)
+        codes[box] = ops.saturate_cast(v, z, dtype, saturate=spec.saturate, qmin=spec.qmin)
+        x_hat = ops.scaled(codes[box], s, z, ops.FLOAT32)
+        figures.update(original[box], v, x_hat)
+    return QuantizedTensor(y, scale, zero, spec, figures.finish(), precision)
+
+
+class _Groups:
+    """Finds the scale or zero point of every element of a box."""
+
+    def __init__(self, shape: Shape, granularity: Granularity) -> None:
+        outer, size, inner = shape
+        blocked = isinstance(granularity, Blocked)
+        block = granularity.block_size if isinstance(granularity, Blocked) else 1
+        self._shape = (outer, -1, inner) if blocked else (1, -1, 1)
+        self._blocked = blocked
+        self._index = np.arange(size) // block  # of the group, along the axis
+
+    def of(self, values: Array, box: tuple[slice, slice, slice]) -> Array:
+        """values of the granularity's scale shape, broadcastable to the box."""
+        if values.ndim == 0:
+            return values
+        rows, along, inner = box
+        groups = values.reshape(self._shape)
+        if not self._blocked:
+            return groups[:, along]
+        return groups[rows, :, inner].take(self._index[along], axis=1)
+
+
+def _folded(shape: Shape, granularity: Granularity) -> Shape:
+    """The shape as (before, along, after) the axis of the granularity."""
+    if isinstance(granularity, PerTensor):
+        return (1, 1, math.prod(shape))
+    axis = granularity.axis
+    return (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+
+
+def _boxes(shape: Shape) -> Iterator[tuple[slice, slice, slice]]:
+    """The whole shape in contiguous pieces of about BOX elements, in C order."""
+    outer, size, inner = shape
+    if 0 in shape:
+        return
+    everything = slice(None)
+    if size * inner <= BOX:
+        for rows in _runs(outer, BOX // (size * inner)):
+            yield rows, everything, everything
+    elif inner <= BOX:
+        for row in _runs(outer, 1):
+            for along in _runs(size, BOX // inner):
+                yield row, along, everything
+    else:
+        for row in _runs(outer, 1):
+            for along in _runs(size, 1):
+                for piece in _runs(inner, BOX):
+                    yield row, along, piece
+
+
+def _runs(size: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(start + step, size)) for start in range(0, size, step))
+
+
+def _check_finite(x: Array, single: Array, name: str) -> None:
+    if single.dtype.kind == "i" or np.isfinite(single).all():
+        return
+    bad = ~np.isfinite(single)
+    first = int(np.argmax(bad))
+    raise nonfinite_error(name, x.shape, first, x.reshape(-1)[first], int(bad.sum()))
+
+
+def nonfinite_error(name: str, shape: Shape, first: int, value: Any, bad: int) -> TensorError:
+    """What is wrong with a tensor of which `bad` values are not finite in float32.
+
+    first, value: the number of the first of them, in C order, and itself.
+    """
+    index = [int(i) for i in np.unravel_index(first, shape)]
+    rule = "is not finite" if not np.isfinite(value) else "overflows float32"
+    return TensorError(
+        f"tensor {name}",
+        f"{value} at {index}, {bad} of {math.prod(shape)} values: {rule}",
+        "mend the weights, or use --nonfinite allow to saturate",
+    )
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Let an operator's TensorError, which knows no names, name the tensor."""
+    try:
+        yield
+    except TensorError as error:
+        raise TensorError(f"tensor {name}", error.rule, error.remedy) from None

@@ -1,0 +1,235 @@
+"""Quantizes a tensor that is read and written tile by tile, over threads, with the kernels.
+
+The same bytes and figures as plain.py, for any number of threads and any size of tiles.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import ops, scales
+from qtool.dtypes import resolve
+from qtool.engine.plain import naming, nonfinite_error
+from qtool.engine.pool import in_order
+from qtool.engine.request import Request
+from qtool.errors import TensorError
+from qtool.kernels import CHUNK
+from qtool.kernels.groups import has_nonfinite
+from qtool.kernels.tensor import TileFigures, TileQuantizer, group_span, packed, to_float32
+from qtool.spec import Reader, Writer, reader_of
+from qtool.stats import Stats
+from qtool.tensor import Outcome, QuantizedTensor, Target, operator_scale
+
+Array = NDArray[Any]
+
+TILE = 64 * CHUNK  # elements: as float32, with codes, they fit a core's L2 cache
+# Groups that lie within so many elements are read once; others in two passes.
+_LONGEST_SPAN = 8 * TILE
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Scales and zero points of the groups from number first on."""
+
+    scale: Array
+    zero_point: Array | None
+    first: int = 0
+
+    def as_float32(self) -> tuple[Array, Array]:
+        """Both as the kernels take them; no zero points at all mean 0."""
+        zeros = np.empty(0, np.float32)
+        if self.zero_point is not None:
+            zeros = self.zero_point.astype(np.float32).reshape(-1)
+        return operator_scale(self.scale).astype(np.float32).reshape(-1), zeros
+
+    def part(self, begin: int, end: int) -> _Groups:
+        """The groups from number begin to end."""
+        place = slice(begin - self.first, end - self.first)
+        zero_point = None if self.zero_point is None else self.zero_point[place]
+        return _Groups(self.scale[place], zero_point, begin)
+
+
+class Stream:
+    """One tensor on its way from a Reader to a Target.
+
+    read: gives its elements. asked: one of which engine.can_stream() is true. jobs: threads.
+    moved: told how many bytes of source more are done.
+    """
+
+    def __init__(
+        self, read: Reader, asked: Request, jobs: int, moved: Callable[[int], None]
+    ) -> None:
+        self._read = read
+        self._asked = asked
+        self._shape = asked.shape
+        self._size = math.prod(asked.shape)
+        self._source = asked.source
+        self._spec = asked.spec
+        self._jobs = jobs
+        self._moved = moved
+        self._quantizer = TileQuantizer(asked.shape, asked.spec)
+        self._buffers = threading.local()
+        self._span = group_span(asked.shape, asked.spec)
+
+    def quantize(self, target: Target) -> Outcome:
+        """Quantize and store all of it. Raises TensorError as engine.quantize()."""
+        known = None
+        if self._asked.given is not None:
+            scale, zero_point = self._asked.given
+            known = _Groups(
+                scale.reshape(-1), None if zero_point is None else zero_point.reshape(-1)
+            )
+        elif self._span is None or self._span[0] > _LONGEST_SPAN:
+            known = _Groups(*self._choose())
+        stats, count, low, high = Stats(), 0, math.inf, -math.inf
+        zero_points: list[Array] = []
+        tiles = in_order(lambda start: self._tile(start, known, target), self._starts(), self._jobs)
+        for figures, groups in tiles:
+            _merge(stats, figures)
+            self._moved(figures.elements * self._source.numpy.itemsize)
+            if groups.scale.size:
+                count += groups.scale.size
+                scale = groups.scale.astype(np.float64)
+                low, high = min(low, float(scale.min())), max(high, float(scale.max()))
+            if groups.zero_point is not None:
+                zero_points.append(groups.zero_point)
+        if target.zero_point is not None and zero_points:
+            codes = np.concatenate(zero_points)
+            target.zero_point(0, self._as_stored(codes.view(f"u{codes.itemsize}"), target))
+        storage = self._asked.storage if known is None else resolve(known.scale.dtype)
+        return Outcome(self._spec, ops.FLOAT32, storage, count, low, high, bool(zero_points), stats)
+
+    def _starts(self) -> range:
+        return range(0, self._size, TILE)
+
+    def _tile(
+        self, start: int, known: _Groups | None, target: Target
+    ) -> tuple[TileFigures, _Groups]:
+        """Quantize and store one tile; its figures, and the groups that begin in it."""
+        stop = min(start + TILE, self._size)
+        if known is None:
+            values, groups, own = self._with_scales(start, stop)
+        else:
+            values, groups = self._values(start, stop), known
+            own = known.part(0, known.scale.size if start == 0 else 0)
+        codes, figures = self._quantizer.quantize(values, *groups.as_float32(), start, groups.first)
+        stored = self._as_stored(codes, target)
+        bits = self._spec.dtype.bits if target.is_packed else 8 * codes.itemsize
+        target.codes(start * bits // 8, stored)
+        if own.scale.size:
+            target.scale(own.first * own.scale.itemsize, own.scale)
+        return figures, own
+
+    def _with_scales(self, start: int, stop: int) -> tuple[Array, _Groups, _Groups]:
+        """Elements, the groups that they belong to, and those of them that begin there."""
+        assert self._span is not None
+        length, count = self._span
+        begin, end = start // length * length, -(-stop // length) * length
+        window = self._values(begin, end)
+        first = begin // length * count
+        ranges = self._quantizer.ranges(window, begin, first, (end - begin) // length * count)
+        groups = _Groups(*scales.from_ranges(*ranges, self._spec, self._asked.storage), first)
+        own = groups.part(-(-start // length) * count, -(-stop // length) * count)
+        return window[start - begin : stop - begin], groups, own
+
+    def _choose(self) -> tuple[Array, Array | None]:
+        """The scale and zero point of all groups, from a pass over the tensor of its own."""
+        shape = self._spec.granularity.scale_shape(self._shape)
+
+        def ranges(start: int) -> tuple[Array, Array]:
+            values = self._values(start, min(start + TILE, self._size))
+            return self._quantizer.ranges(values, start, 0, math.prod(shape))
+
+        low, high = np.full((2, math.prod(shape)), np.nan, np.float32)
+        for tile_low, tile_high in in_order(ranges, self._starts(), self._jobs):
+            np.fmin(low, tile_low, out=low)  # NaN: no element of the group in the tile
+            np.fmax(high, tile_high, out=high)
+        with naming(self._asked.name):
+            scale, zero_point = scales.from_ranges(
+                low.reshape(shape), high.reshape(shape), self._spec, self._asked.storage
+            )
+        return scale.reshape(-1), None if zero_point is None else zero_point.reshape(-1)
+
+    def _values(self, begin: int, end: int) -> Array:
+        """Elements as float32, in memory that the thread's next call overwrites."""
+        raw = self._buffer("raw", self._source.numpy, end - begin)
+        self._read(begin, raw)
+        values = to_float32(raw, self._source, self._buffer("values", np.float32, end - begin))
+        refuses = self._spec.nonfinite == "error" or self._spec.semantics == "dynamic"
+        if refuses and has_nonfinite(values.view(np.int32)):
+            raise self._nonfinite()
+        return values
+
+    def _buffer(self, name: str, dtype: Any, size: int) -> Array:
+        buffer = getattr(self._buffers, name, None)
+        if buffer is None or buffer.size < size:
+            buffer = np.empty(size, dtype)
+            setattr(self._buffers, name, buffer)
+        return buffer[:size]
+
+    def _as_stored(self, codes: Array, target: Target) -> Array:
+        """Codes as uint8 or uint16, packed where the target wants that, else one per element."""
+        dtype = self._spec.dtype
+        if dtype.bits >= 8:
+            return codes
+        if target.is_packed:
+            return packed(codes, dtype)
+        return codes & np.uint8((1 << dtype.bits) - 1)
+
+    def _nonfinite(self) -> TensorError:
+        """What is wrong, from a pass over the whole tensor."""
+        first, bad, value = -1, 0, np.float32(0)
+        for start in self._starts():
+            raw = np.empty(min(TILE, self._size - start), self._source.numpy)
+            self._read(start, raw)
+            found = np.flatnonzero(~np.isfinite(raw.astype(np.float32)))
+            if found.size and not bad:
+                first, value = start + int(found[0]), raw[found[0]]
+            bad += found.size
+        return nonfinite_error(self._asked.name, self._shape, first, value, bad)
+
+
+def quantize_array(x: Array, asked: Request, *, jobs: int) -> QuantizedTensor:
+    """A tensor in memory, in C order, as asked."""
+    spec = asked.spec
+    shape = spec.granularity.scale_shape(asked.shape)
+    storage = asked.storage if asked.given is None else resolve(asked.given[0].dtype)
+    y = np.empty(asked.shape, spec.dtype.numpy)
+    scale = np.empty(shape, storage.numpy)
+    zero_point = np.empty(shape, spec.dtype.numpy)
+    target = Target(_writer_of(y), _writer_of(scale), _writer_of(zero_point), is_packed=False)
+    outcome = Stream(reader_of(x), asked, jobs, lambda _: None).quantize(target)
+    return QuantizedTensor(
+        y, scale, zero_point if outcome.has_zero_point else None, spec, outcome.stats,
+        outcome.precision,
+    )  # fmt: skip
+
+
+def _writer_of(array: Array) -> Writer:
+    stored = array.reshape(-1).view(np.uint8)
+
+    def write(offset: int, data: Array) -> None:
+        stored[offset : offset + data.nbytes] = data.view(np.uint8)
+
+    return write
+
+
+def _merge(stats: Stats, tile: TileFigures) -> None:
+    """Add the figures of the tile that follows on what stats has."""
+    low, high, zeros, flushed, nan, inf, at = (int(count) for count in tile.counts)
+    added = Stats(tile.elements, nan, inf, zeros, low, high, flushed)
+    if tile.elements > nan + inf:
+        smallest, largest = tile.extremes
+        added.min, added.max = smallest + 0.0, largest + 0.0
+        added.max_abs_error = float(tile.worst[0])
+        added.max_abs_error_at = at - stats.elements
+    stats.merge(added)
+    with np.errstate(invalid="ignore"):  # Inf - Inf
+        stats.sums = np.add.accumulate(np.concatenate([stats.sums[None], tile.sums]))[-1]
