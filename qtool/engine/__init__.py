@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qtool.dtypes import resolve
+from qtool.dtypes import DType, resolve
 from qtool.engine import plain
 from qtool.engine.pool import default_jobs
 from qtool.engine.request import Request, given_codes, given_scale, request
@@ -16,6 +16,7 @@ __all__ = [
     "KERNELS_PAY",
     "TILES_PAY",
     "Request",
+    "can_restore",
     "can_stream",
     "default_jobs",
     "given_codes",
@@ -74,3 +75,11 @@ def can_stream(asked: Request) -> bool:
         and (spec.percentile is None or asked.given is not None)
         and (spec.dtype.is_integer or not shifts_grid)
     )
+
+
+def can_restore(dtype: DType, output: DType) -> bool:
+    """Whether float32 holds the product before it is rounded to the output type.
+
+    A difference of 16-bit codes does not fit 16-bit floats, so its rounding comes first.
+    """
+    return output.bits >= 32 or dtype.bits <= 8

@@ -23,6 +23,7 @@ from qtool.spec import (
     PerAxis,
     PerTensor,
     Shape,
+    Writer,
 )
 from qtool.tensor import dequantize
 
@@ -46,6 +47,7 @@ def dequantize_file(
     block_size: int | None = None,
     source_dtype: DTypeLike | None = None,
     external_data: bool = False,
+    jobs: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -55,6 +57,7 @@ def dequantize_file(
     dtype: float32, float16, bfloat16 (the product is rounded once to it) or float64 (of float32
         values).
     scale, zero_point, axis, block_size: for a .npy of codes, which holds none of them.
+    jobs: threads for large tensors; None: the cores that the process may use.
     Returns what was done as plain data. Raises QtoolError; dst is then as it was.
     """
     started = time.perf_counter()
@@ -77,7 +80,8 @@ def dequantize_file(
             elif container == "onnx":
                 done = _write_onnx(source, output, path, external_data=external_data)
             else:
-                done = _write_native(source, output, path, progress or Silent())
+                threads = jobs or engine.default_jobs()
+                done = _write_native(source, output, path, threads, progress or Silent())
             nbytes = path.stat().st_size
         return {
             "command": "dequantize",
@@ -163,7 +167,9 @@ def _write_codes(
     return [(info.name, info.shape, info.dtype)]
 
 
-def _write_native(source: Source, output: DType, path: Path, progress: Progress) -> list[Done]:
+def _write_native(
+    source: Source, output: DType, path: Path, jobs: int, progress: Progress
+) -> list[Done]:
     readable = DequantizedSource(source, output)
     if not readable.tensors:
         raise FormatError(
@@ -174,15 +180,43 @@ def _write_native(source: Source, output: DType, path: Path, progress: Progress)
     infos = readable.infos()
     entries = [Entry(info.name, info.dtype, info.shape) for info in infos]
     progress.begin(len(infos), sum(info.nbytes for info in infos))
+    sizes = (info.size for info in infos if info.name in readable.tensors)
+    kernels_pay = sum(sizes) >= engine.KERNELS_PAY and source.container == "safetensors"
     with (
         files.replacing(path) as temporary,
         sink(source.container, temporary, entries, readable.metadata) as writer,
     ):
         for info in infos:
-            writer.write(info.name, readable.chunks(info.name))
-            progress.advance(info.nbytes)
+            stored = readable.tensors.get(info.name)
+            pays = kernels_pay and info.size >= engine.TILES_PAY
+            if pays and stored is not None and engine.can_restore(stored.dtype, output):
+                with writer.writing(info.name) as write:
+                    _restore(readable, info.name, write, output, jobs, progress)
+            else:
+                writer.write(info.name, readable.chunks(info.name))
+                progress.advance(info.nbytes)
             progress.finish(info.name)
     return [(name, stored.shape, stored.dtype) for name, stored in readable.tensors.items()]
+
+
+def _restore(
+    source: DequantizedSource,
+    name: str,
+    write: Writer,
+    output: DType,
+    jobs: int,
+    progress: Progress,
+) -> None:
+    """Dequantize one tensor tile by tile."""
+    from qtool.engine.restore import restore
+    from qtool.kernels.compiled import announced
+
+    stored = source.tensors[name]
+    with announced(progress.note), source.reading_codes(name) as read:
+        restore(
+            read, write, stored.shape, stored.dtype, stored.granularity,
+            *source.parameters(name), output, jobs=jobs, moved=progress.advance,
+        )  # fmt: skip
 
 
 def _write_onnx(source: Source, output: DType, path: Path, *, external_data: bool) -> list[Done]:

@@ -237,8 +237,13 @@ class _Job:
 
     def _stream(self, asked: engine.Request, writer: Writer) -> Outcome:
         from qtool.engine.stream import Stream
+        from qtool.kernels.compiled import announced
 
-        with self._source.reading(asked.name) as read, writer.target(asked.name) as target:
+        with (
+            announced(self._progress.note),
+            self._source.reading(asked.name) as read,
+            writer.target(asked.name) as target,
+        ):
             return Stream(read, asked, self._jobs, self._progress.advance).quantize(target)
 
 

@@ -1,17 +1,59 @@
-"""How kernels are compiled: without the GIL, cached on disk, IEEE division and no reordering."""
+"""How kernels are compiled: without the GIL, IEEE arithmetic in the order written, kept on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import event
+from numba.core.caching import FunctionCache
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 
+class _Cache(FunctionCache):  # type: ignore[misc]
+    """numba's cache, in the package's folder or else the user's cache folder, as a convenience:
+    what cannot be read or written, for whatever reason, is compiled again."""
+
+    def load_overload(self, *args: Any) -> Any:
+        try:
+            return super().load_overload(*args)
+        except Exception:  # a damaged file can raise anything
+            return None
+
+    def save_overload(self, *args: Any) -> None:
+        try:
+            super().save_overload(*args)
+        except Exception:  # a full disk, a folder that vanished
+            return
+
+
 def compiled(function: Kernel) -> Kernel:
     """numba.njit as every kernel uses it."""
-    return cast(Kernel, numba.njit(nogil=True, cache=True, error_model="numpy")(function))
+    kernel = numba.njit(nogil=True, error_model="numpy")(function)
+    with suppress(RuntimeError):  # no folder can be written
+        kernel._cache = _Cache(function)
+    return cast(Kernel, kernel)
+
+
+class _FirstTime(event.Listener):  # type: ignore[misc]
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note: Callable[[str], None] | None = note
+
+    def on_start(self, event: Any) -> None:
+        if self._note is not None:
+            self._note("compiling kernels, once for this machine...")
+            self._note = None
+
+    def on_end(self, event: Any) -> None: ...
+
+
+@contextmanager
+def announced(note: Callable[[str], None]) -> Iterator[None]:
+    """Say so where a kernel has to be compiled."""
+    with event.install_listener("numba:compile", _FirstTime(note)):
+        yield

@@ -85,6 +85,10 @@ class DequantizedSource:
             return self._source.reading(name)
         return nullcontext(reader_of(self.read(name)))
 
+    def reading_codes(self, name: str) -> AbstractContextManager[Reader]:
+        """A Reader of the codes of a quantized tensor, as they are stored."""
+        return self._source.reading(name)
+
     def close(self) -> None:
         self._source.close()
 
