@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from qtool.dtypes import DTYPES, DType, DTypeLike, resolve, resolve_target
+from qtool.dtypes import DTYPES, DType, DTypeLike, names, resolve, resolve_target
 from qtool.errors import SpecError
 
 Shape = tuple[int, ...]
@@ -32,7 +32,6 @@ def reader_of(array: NDArray[Any]) -> Reader:
     return read
 
 
-METHODS = ("absmax", "minmax", "percentile")
 SEMANTICS = ("onnx", "onednn", "dynamic")
 SCALE_DTYPES = tuple(
     DTYPES[n] for n in ("float32", "float16", "bfloat16", "float8e8m0", "float8e4m3fn")
@@ -233,7 +232,7 @@ class QuantSpec:
             raise SpecError(
                 "saturate",
                 f"{self.dtype} always saturates",
-                "saturate=False is for the float8 types",
+                "doing without is for the float8 types",
             )
         if self.semantics == "onednn":
             self._check_onednn()
@@ -241,11 +240,15 @@ class QuantSpec:
             self._check_dynamic()
 
     def _check_dynamic(self) -> None:
-        if self.dtype.name not in ("uint8", "int8") or self.granularity != PerTensor():
+        if self.dtype.name not in ("uint8", "int8"):
             raise SpecError(
-                "dynamic",
-                "DynamicQuantizeLinear gives uint8 or int8, per tensor",
-                f"{self.dtype} {self.granularity.name} needs quantize",
+                "dtype",
+                "DynamicQuantizeLinear gives uint8 or int8",
+                f"use `qtool quantize` for {self.dtype}",
+            )
+        if self.granularity != PerTensor():
+            raise SpecError(
+                "granularity", "DynamicQuantizeLinear has one scale per tensor", "use PerTensor()"
             )
         chosen = (self.symmetric, self.percentile, self.scale_dtype, self.precision)
         if any(chosen) or (self.narrow_range and self.dtype.name == "uint8"):
@@ -288,7 +291,7 @@ def _symmetry(dtype: DType, symmetric: bool | None, method: str | None, semantic
         symmetric = dtype.kind != "uint" and semantics != "dynamic"
     if not symmetric and not dtype.is_integer:
         raise SpecError(
-            "symmetric",
+            "symmetric" if by_method is None else "method",
             f"{dtype} has no zero point to shift its grid by",
             "quantize float types symmetrically",
         )
@@ -314,9 +317,12 @@ def _check_percentile(method: str) -> None:
 def _one_of(thing: str, value: DTypeLike | None, allowed: tuple[DType, ...]) -> DType | None:
     if value is None or (isinstance(value, int) and value == 0):
         return None
-    dtype = resolve(value, thing)
+    try:
+        dtype = resolve(value, thing)
+    except SpecError as error:
+        raise SpecError(thing, error.rule, "use " + names(allowed)) from None
     if dtype not in allowed:
-        raise SpecError(thing, f"{dtype} is not allowed", "use " + ", ".join(map(str, allowed)))
+        raise SpecError(thing, f"{dtype} is not allowed", "use " + names(allowed))
     return dtype
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.lib import format as numpy_format
 
 from qtool.dtypes import DTYPES
-from qtool.errors import FormatError, OutputError
+from qtool.errors import FormatError, OutputError, QtoolError
 from qtool.formats import Entry
 from qtool.formats.npy import NpySink, NpySource
 
@@ -161,9 +161,9 @@ def test_the_header_alone_describes_the_tensor(tmp_path: Path) -> None:
     source.close()
 
 
-def test_another_name_than_that_of_the_tensor_is_a_key_error(tmp_path: Path) -> None:
+def test_another_name_than_that_of_the_tensor_is_refused(tmp_path: Path) -> None:
     source = NpySource(put(tmp_path, plain("|u1", "(1,)", "01")), name="w")
-    with pytest.raises(KeyError, match="v"):
+    with pytest.raises(QtoolError, match="has no tensor 'v'"):
         source.read("v")
 
 

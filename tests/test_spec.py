@@ -198,9 +198,9 @@ REFUSED = [
     ("float8e4m3fn", PerTensor(), {"narrow_range": True},
      "narrow_range: float8e4m3fn is a float type; it is for integer types"),
     ("int8", PerTensor(), {"saturate": False},
-     "saturate: int8 always saturates; saturate=False is for the float8 types"),
+     "saturate: int8 always saturates; doing without is for the float8 types"),
     ("float4e2m1", PerTensor(), {"saturate": False},
-     "saturate: float4e2m1 always saturates; saturate=False is for the float8 types"),
+     "saturate: float4e2m1 always saturates; doing without is for the float8 types"),
     ("int8", PerTensor(), {"nonfinite": "skip"},
      "nonfinite: 'skip' is unknown; use error or allow"),
     ("int8", PerTensor(), {"semantics": "tflite"},
@@ -220,11 +220,9 @@ REFUSED = [
     ("float8e5m2", PerTensor(), {"semantics": "onednn", "saturate": False},
      "saturate: oneDNN Quantize always saturates; leave it out"),
     ("int4", PerTensor(), {"semantics": "dynamic"},
-     "dynamic: DynamicQuantizeLinear gives uint8 or int8, per tensor; "
-     "int4 per_tensor needs quantize"),
+     "dtype: DynamicQuantizeLinear gives uint8 or int8; use `qtool quantize` for int4"),
     ("int8", PerAxis(0), {"semantics": "dynamic"},
-     "dynamic: DynamicQuantizeLinear gives uint8 or int8, per tensor; "
-     "int8 per_axis needs quantize"),
+     "granularity: DynamicQuantizeLinear has one scale per tensor; use PerTensor()"),
 ]
 # fmt: on
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.dtypes import DType
-from qtool.errors import FormatError, OutputError
+from qtool.errors import FormatError, OutputError, QtoolError
 from qtool.formats import Entry, writing_file
 from qtool.formats.npy_header import ArrayHeader, header_bytes, read_header
 from qtool.spec import Reader, TensorInfo, Writer, reader_of
@@ -158,7 +158,7 @@ class NpySource:
 
     def _open(self, name: str) -> IO[bytes]:
         if name != self._name:
-            raise KeyError(name)
+            raise QtoolError(str(self.path), f"has no tensor {name!r}")
         stream = self.path.open("rb")
         stream.seek(self._header.data_offset)
         return stream

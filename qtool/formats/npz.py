@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.dtypes import DTYPES, DType
-from qtool.errors import FormatError, OutputError
+from qtool.errors import FormatError, OutputError, QtoolError
 from qtool.formats import Entry
 from qtool.formats.npy import array_chunks, array_pieces, entry_nbytes, read_array
 from qtool.formats.npy_header import ArrayHeader, header_bytes, read_header
@@ -79,12 +79,12 @@ class NpzSource:
         return [header.info(name) for name, header in self._headers.items()]
 
     def read(self, name: str) -> NDArray[Any]:
-        header = self._headers[name]
+        header = self._find(name)
         with _zip_errors(self._thing(name)), self._open(name, header) as stream:
             return read_array(stream, header, self._thing(name))
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        header = self._headers[name]
+        header = self._find(name)
         with _zip_errors(self._thing(name)), self._open(name, header) as stream:
             yield from array_chunks(stream, header, self._thing(name))
 
@@ -96,6 +96,11 @@ class NpzSource:
     def close(self) -> None:
         self._archive.close()
         self._file.close()
+
+    def _find(self, name: str) -> ArrayHeader:
+        if name not in self._headers:
+            raise QtoolError(str(self.path), f"has no tensor {name!r}")
+        return self._headers[name]
 
     def _thing(self, name: str) -> str:
         return f"{self.path}, {name}{_SUFFIX}"

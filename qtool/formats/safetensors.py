@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from qtool.errors import FormatError, OutputError, QtoolError
 from qtool.formats import Entry, write_at, writing_file
-from qtool.formats.safetensors_header import MAX_HEADER, layout, nbytes, parse
+from qtool.formats.safetensors_header import MAX_HEADER, layout, parse
 from qtool.packing import pack, unpack
 from qtool.spec import Reader, TensorInfo, Writer, reader_of
 
@@ -174,7 +174,7 @@ class SafetensorsSink:
         if name not in self._missing:
             raise OutputError(str(self.path), f"{name!r} is no entry of it or already written")
         entry, begin = self._places[name]
-        position, end = begin, begin + nbytes(entry)
+        position, end = begin, begin + entry.nbytes
         for piece in [_raw(entry, data)] if isinstance(data, np.ndarray) else data:
             position += len(piece)
             if position > end:
@@ -193,7 +193,7 @@ class SafetensorsSink:
             raise OutputError(str(self.path), f"{name!r} is no entry of it or already written")
         entry, begin = self._places[name]
         thing = f"{self.path}: tensor {name!r}"
-        with writing_file(self._file.fileno(), begin, nbytes(entry), thing) as write:
+        with writing_file(self._file.fileno(), begin, entry.nbytes, thing) as write:
             yield write
         self._missing.remove(name)
 

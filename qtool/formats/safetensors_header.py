@@ -93,7 +93,7 @@ def layout(
                 "its name is taken",
                 "names must differ from each other and from " + METADATA,
             )
-        end = begin + nbytes(entry)
+        end = begin + entry.nbytes
         header[entry.name] = {
             "dtype": entry.dtype.safetensors,
             "shape": list(entry.shape),
@@ -113,11 +113,6 @@ def layout(
     start = 8 + len(text)
     places = {e.name: (e, start + b) for e, b in zip(ordered, begins, strict=True)}
     return len(text).to_bytes(8, "little") + text, places
-
-
-def nbytes(entry: Entry) -> int:
-    """Bytes of an entry's values in the file."""
-    return entry.dtype.nbytes(math.prod(entry.shape))
 
 
 def _load(header: bytes, thing: str) -> dict[str, Any]:

@@ -157,7 +157,8 @@ def run(
             _settings(recipe, given, requantize=requantize),
             job.records,
             [(p.info.name, p.reason) for p in plan if p.reason is not None],
-            screening.warnings(recipe, plan, container, readable),
+            screening.warnings(recipe, plan, container, readable)
+            + screening.nonfinite_warnings(stats for _, stats in job.records),
             time.perf_counter() - started,
         )
     streams.write_report(result, report_path)

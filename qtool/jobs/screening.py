@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -15,6 +15,7 @@ from qtool.layouts.dequantized import DequantizedSource
 from qtool.plan import Planned
 from qtool.recipe import Recipe, unmatched
 from qtool.spec import TensorInfo
+from qtool.stats import Stats
 
 if TYPE_CHECKING:
     from qtool.formats.onnx import OnnxSource
@@ -55,13 +56,14 @@ def marked(source: Source) -> list[TensorInfo]:
 
 def check_something(plan: Sequence[Planned], source: Source, *, allow_empty: bool) -> None:
     """Refuse a file with tensors none of which is quantized."""
-    if allow_empty or not plan or any(p.spec is not None for p in plan):
+    if allow_empty or any(p.spec is not None for p in plan):
         return
+    if not plan and source.container != "onnx":
+        return  # a file of no tensors is one of no weights too; a model may keep them elsewhere
     reasons = Counter(p.reason for p in plan).most_common()
     text = ", ".join(f"{reason} ({count})" for reason, count in reasons)
-    raise FormatError(
-        str(source.path), f"nothing to quantize: {text}", "use --allow-empty to copy it as it is"
-    )
+    rule = f"nothing to quantize: {text or 'no tensors in the top-level graph'}"
+    raise FormatError(str(source.path), rule, "use --allow-empty to copy it as it is")
 
 
 def check_room(plan: Sequence[Planned], name: str, container: str) -> None:
@@ -90,5 +92,14 @@ def warnings(recipe: Recipe, plan: Sequence[Planned], container: str, source: So
         found.append(f".{container} has no place for the metadata {', '.join(lost)}")
     rounded = sum(p.spec is not None and p.info.dtype.name == "float64" for p in plan)
     if rounded:
-        found.append(f"{rounded} float64 tensors were rounded to float32 before quantizing")
+        what = "tensor was" if rounded == 1 else "tensors were"
+        found.append(f"{rounded} float64 {what} rounded to float32 before quantizing")
     return found
+
+
+def nonfinite_warnings(tensors: Iterable[Stats]) -> list[str]:
+    """What became of NaN and Inf, where they are allowed."""
+    counts = [s.nan_count + s.inf_count for s in tensors if s.nan_count + s.inf_count]
+    if not counts:
+        return []
+    return [f"{sum(counts)} NaN and Inf in {len(counts)} tensors: they became codes of numbers"]

@@ -68,7 +68,7 @@ def target(
         )
     if dst is None and str(src) != STANDARD:
         wanted = to or container
-        return str(Path(src).with_suffix(f".{tag}.{wanted}")), wanted
+        return f"{_stem(src)}.{tag}.{wanted}", wanted
     if dst is None or str(dst) == STANDARD:
         return STANDARD, to or container
     suffix = Path(dst).suffix[1:].lower()
@@ -123,7 +123,13 @@ def report_path(report: str | Path | None, dst: str) -> Path | None:
         raise UsageError("--report", f"{report} is no file", "print the report with --json")
     if report is not None:
         return Path(report)
-    return None if dst == STANDARD else Path(dst).with_suffix(".report.json")
+    return None if dst == STANDARD else Path(f"{_stem(dst)}.report.json")
+
+
+def _stem(name: str | Path) -> str:
+    """A file's name without the suffix of its container; other dots belong to the name."""
+    path = Path(name)
+    return str(path.with_suffix("") if path.suffix[1:].lower() in formats.CONTAINERS else path)
 
 
 def check_report(path: Path | None, others: Sequence[Path], *, force: bool) -> None:

@@ -15,32 +15,35 @@ Array = NDArray[Any]
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 
-class _Cache(FunctionCache):  # type: ignore[misc]
+class _Cache(FunctionCache):
     """numba's cache, in the package's folder or else the user's cache folder, as a convenience:
     what cannot be read or written, for whatever reason, is compiled again."""
 
     def load_overload(self, *args: Any) -> Any:
+        cache: Any = super()
         try:
-            return super().load_overload(*args)
+            return cache.load_overload(*args)
         except Exception:  # a damaged file can raise anything
             return None
 
     def save_overload(self, *args: Any) -> None:
+        cache: Any = super()
         try:
-            super().save_overload(*args)
+            cache.save_overload(*args)
         except Exception:  # a full disk, a folder that vanished
             return
 
 
 def compiled(function: Kernel) -> Kernel:
     """numba.njit as every kernel uses it."""
-    kernel = numba.njit(nogil=True, error_model="numpy")(function)
+    kernel: Any = numba.njit(nogil=True, error_model="numpy")(function)
+    cache: Any = _Cache
     with suppress(RuntimeError):  # no folder can be written
-        kernel._cache = _Cache(function)
+        kernel._cache = cache(function)
     return cast(Kernel, kernel)
 
 
-class _FirstTime(event.Listener):  # type: ignore[misc]
+class _FirstTime(event.Listener):
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note: Callable[[str], None] | None = note
 

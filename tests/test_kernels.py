@@ -1,0 +1,286 @@
+"""The kernels and the streaming engine give the bytes and the figures of the plain path."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from qtool import ops
+from qtool.dtypes import DTYPES, TARGETS, resolve
+from qtool.engine import can_restore, can_stream, plain, request, restore, stream
+from qtool.engine.pool import in_order
+from qtool.errors import SpecError, TensorError
+from qtool.kernels import codes, convert, groups, pack
+from qtool.kernels.layout import expand, layout
+from qtool.packing import pack as packing_pack
+from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec, Shape, reader_of
+from qtool.tensor import QuantizedTensor, dequantize
+
+Array = NDArray[Any]
+
+SHAPES: list[Shape] = [(1,), (97, 384), (37, 33, 5), (50_001,), (13, 4099), (5, 7, 2, 150), (2, 1)]
+SOURCES = [np.float32, np.float16, ml_dtypes.bfloat16]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"symmetric": False},
+    {"narrow_range": True},
+    {"scale_dtype": "float8e4m3fn"},
+    {"scale_dtype": "float8e8m0"},
+    {"scale_dtype": "bfloat16", "symmetric": True},
+    {"semantics": "onednn"},
+    {"semantics": "dynamic"},
+]
+
+
+def granularities(shape: Shape) -> list[Granularity]:
+    middle = len(shape) // 2
+    return [
+        PerTensor(), PerAxis(0), PerAxis(-1), PerAxis(middle), Blocked(-1, 32), Blocked(0, 3),
+        Blocked(middle, 2), Blocked(-1, 5000),
+    ]  # fmt: skip
+
+
+def values(shape: Shape, dtype: Any, seed: int, *, nonfinite: bool) -> Array:
+    """Values of many magnitudes, with zeros, and NaN and Inf where asked for."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(shape) * np.exp2(rng.integers(-12, 12, shape))
+    flat = x.reshape(-1)
+    flat[::7] = 0
+    flat[3::11] = -0.0
+    if nonfinite:
+        flat[[0, 50 % flat.size, 5000 % flat.size]] = np.nan, np.inf, -np.inf
+    with np.errstate(over="ignore"):
+        return np.asarray(x.astype(dtype))
+
+
+def check_same(x: Array, spec: QuantSpec, jobs: int, **parameters: Array) -> None:
+    """The streaming engine equals the plain one to the last bit."""
+    given_parameters = (parameters.get("scale"), parameters.get("zero_point"))
+    asked = request("x", x.shape, resolve(x.dtype), spec, *given_parameters)
+    assert can_stream(asked)
+    want, got = plain.quantize(x, asked), stream.quantize_array(x, asked, jobs=jobs)
+    for name in ("y", "scale", "zero_point"):
+        a, b = getattr(want, name), getattr(got, name)
+        assert (a is None) == (b is None), name
+        assert a is None or (a.dtype == b.dtype and a.tobytes() == b.tobytes()), name
+    assert want.stats.sums.tobytes() == got.stats.sums.tobytes()
+    assert want.stats.max_abs_error_at == got.stats.max_abs_error_at
+    assert want.stats.figures() == got.stats.figures()
+    assert want.outcome.describe() == got.outcome.describe()
+
+
+def specs(shape: Shape, target: str, nonfinite: str) -> Iterator[QuantSpec]:
+    """Every spec of the target that is possible and that the kernels know."""
+    for granularity, options in itertools.product(granularities(shape), OPTIONS):
+        try:
+            spec = QuantSpec(target, granularity, nonfinite=nonfinite, **options)
+            request("x", shape, DTYPES["float32"], spec, None, None)
+        except SpecError:
+            continue
+        if spec.semantics != "dynamic" or nonfinite == "error":
+            yield spec
+
+
+@pytest.fixture(params=[(4096, 1 << 20), (8192, 100), (stream.TILE, 1 << 21)], ids=str)
+def _tiling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tiles; groups that are read with their tile, and ones that need a pass of their own."""
+    tile, longest = request.param
+    monkeypatch.setattr(stream, "TILE", tile)
+    monkeypatch.setattr(stream, "_LONGEST_SPAN", longest)
+
+
+@pytest.mark.usefixtures("_tiling")
+@pytest.mark.parametrize("target", [dtype.name for dtype in TARGETS])
+def test_streaming_equals_the_plain_path(target: str) -> None:
+    combinations = itertools.cycle(itertools.product(SOURCES, (1, 2), (False, True)))
+    for shape in SHAPES:
+        for number, (source, jobs, nonfinite) in zip(range(12), combinations, strict=False):
+            possible = list(specs(shape, target, "allow" if nonfinite else "error"))
+            spec = possible[(number * 7) % len(possible)]
+            check_same(values(shape, source, number, nonfinite=nonfinite), spec, jobs)
+
+
+@pytest.mark.parametrize("target", ["int4", "uint8", "float8e4m3fn", "float6e3m2"])
+@pytest.mark.parametrize("storage", ["float32", "bfloat16", "float8e8m0", "float8e4m3fn"])
+def test_given_scales_of_every_type_divide_as_in_the_plain_path(target: str, storage: str) -> None:
+    x = values((64, 96), np.float32, 1, nonfinite=False)
+    scale = np.exp2(np.arange(64) % 5 - 2).astype(DTYPES[storage].numpy)
+    spec = QuantSpec(target, PerAxis(0), precision="float32")
+    check_same(x, spec, 2, scale=scale)
+    if DTYPES[target].is_integer:
+        check_same(x, spec, 2, scale=scale, zero_point=np.arange(64) % 8)
+
+
+@given(
+    bits=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=200),
+    scale=st.floats(2.0**-100, 2.0**100, width=32),
+    target=st.sampled_from(TARGETS),
+)
+@settings(max_examples=150)
+def test_any_bits_give_the_codes_of_the_operator(
+    bits: list[int], scale: float, target: Any
+) -> None:
+    x = np.array(bits, np.uint32).view(np.float32)
+    spec = QuantSpec(target, PerTensor(), nonfinite="allow")
+    asked = request("x", x.shape, DTYPES["float32"], spec, np.float32(scale), None)
+    got = stream.quantize_array(x, asked, jobs=1).y
+    want = ops.quantize_linear(x, np.float32(scale), output_dtype=target)
+    assert got.tobytes() == want.tobytes()
+
+
+def test_every_value_of_16_bits_becomes_its_float32() -> None:
+    every = np.arange(1 << 16, dtype=np.uint16)
+    out = np.empty(every.size, np.float32)
+    bits = out.view(np.uint32)
+    convert.float16_to_float32(every, bits, out)
+    assert_same_floats(out, every.view(np.float16).astype(np.float32))
+    convert.bfloat16_to_float32(every, bits)
+    assert_same_floats(out, every.view(ml_dtypes.bfloat16).astype(np.float32))
+
+
+def assert_same_floats(got: Array, want: Array) -> None:
+    number = ~np.isnan(want)
+    assert np.array_equal(np.isnan(got), ~number)
+    assert got[number].tobytes() == want[number].tobytes()
+
+
+@pytest.mark.parametrize("target", [d.name for d in TARGETS if not d.is_integer])
+def test_halfway_points_and_their_neighbours_round_as_the_operator_does(target: str) -> None:
+    dtype = DTYPES[target]
+    every = np.arange(1 << dtype.bits, dtype=np.uint8).view(dtype.numpy).astype(np.float64)
+    points = np.unique(every[np.isfinite(every)])
+    middles = ((points[1:] + points[:-1]) / 2).astype(np.float32)
+    beside = [np.nextafter(middles, np.float32(np.inf)), np.nextafter(middles, -np.float32(np.inf))]
+    x = np.concatenate([points.astype(np.float32), middles, *beside, [-0.0, 1e30, -1e30]])
+    spec = QuantSpec(target, PerTensor())
+    asked = request("x", x.shape, DTYPES["float32"], spec, np.float32(1), None)
+    got = stream.quantize_array(x.astype(np.float32), asked, jobs=1).y
+    want = ops.quantize_linear(x.astype(np.float32), np.float32(1), output_dtype=target)
+    assert got.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("bits", [2, 4, 6])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 7, 8, 9, 4096, 4099])
+def test_packing_equals_the_plain_one_and_comes_back(bits: int, count: int) -> None:
+    dtype = next(d for d in TARGETS if d.bits == bits)
+    every = np.random.default_rng(count).integers(0, 256, count, np.uint8)
+    out = np.empty(dtype.nbytes(count), np.uint8)
+    pack.pack(every, bits, out)
+    low = every & np.uint8((1 << bits) - 1)
+    assert out.tobytes() == packing_pack(low.view(dtype.numpy), dtype).tobytes()
+    back = np.empty(count, np.uint8)
+    pack.unpack(out, bits, back)
+    assert back.tobytes() == low.tobytes()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_expansion_finds_the_group_of_every_element(shape: Shape) -> None:
+    for granularity in granularities(shape):
+        resolved = granularity.resolve(shape)
+        scale_shape = resolved.scale_shape(shape)
+        numbers = np.arange(int(np.prod(scale_shape)), dtype=np.float32).reshape(scale_shape)
+        attributes = {"axis": 0, "block_size": 0} | resolved.attributes
+        want = np.broadcast_to(ops.expand(numbers, shape, **attributes, thing="x"), shape)
+        for start in (0, 1, 777):
+            out = np.empty(max(0, int(np.prod(shape)) - start), np.float32)
+            expand(numbers.reshape(-1), layout(shape, resolved), start, 0, out)
+            assert out.tolist() == want.reshape(-1)[start:].tolist()
+
+
+def test_ranges_leave_out_what_is_not_finite_and_order_negative_values() -> None:
+    x = np.float32([[1, -3, np.nan, 2], [-np.inf, -0.5, -0.25, np.inf], [np.nan] * 4])
+    low, high = np.full(3, 0x7FFFFFFF, np.int32), np.full(3, -0x80000000, np.int32)
+    table = layout(x.shape, PerAxis(0))
+    groups.minmax(x.reshape(-1).view(np.int32), table, 0, 0, low, high)
+    assert groups.ordered(low).view(np.float32).tolist() == [-3, -0.5, 0]
+    assert groups.ordered(high).view(np.float32).tolist() == [2, 0, 0]
+    largest = np.zeros(3, np.int32)
+    groups.absmax(x.reshape(-1).view(np.int32), table, 0, 0, largest)
+    assert largest.view(np.float32).tolist() == [3, 0.5, 0]
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 5])
+def test_a_value_that_is_not_finite_is_named_as_in_the_plain_path(
+    jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "TILE", 4096)
+    x = values((100, 384), np.float32, 0, nonfinite=False)
+    x[20, 7], x[90, 1] = -np.inf, np.nan
+    asked = request("w", x.shape, DTYPES["float32"], QuantSpec("int8", PerAxis(0)), None, None)
+    text = "tensor w: -inf at [20, 7], 2 of 38400 values: is not finite; mend the weights, or use "
+    for quantize in (plain.quantize, lambda x, asked: stream.quantize_array(x, asked, jobs=jobs)):
+        with pytest.raises(TensorError) as caught:
+            quantize(x, asked)
+        assert str(caught.value).startswith(text)
+
+
+def test_work_is_done_in_order_and_its_failure_is_the_first_one() -> None:
+    assert list(in_order(lambda n: n * n, range(100), 3)) == [n * n for n in range(100)]
+
+    def fail(number: int) -> int:
+        if number % 10 == 7:
+            raise ValueError(number)
+        return number
+
+    done = []
+    with pytest.raises(ValueError, match=r"^7$"):
+        done.extend(in_order(fail, range(100), 4))
+
+
+RESTORED = [
+    pytest.param(target.name, output, id=f"{target}-{output}")
+    for target in TARGETS
+    for output in ("float32", "float16", "bfloat16", "float64")
+    if can_restore(target, DTYPES[output])
+]
+
+
+@pytest.mark.parametrize(("target", "output"), RESTORED)
+def test_dequantizing_in_tiles_equals_the_operator(
+    target: str, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore, "TILE", 4096)
+    for shape in SHAPES[2:6:2]:
+        for number, granularity in enumerate(granularities(shape)):
+            options: dict[str, Any] = {"symmetric": bool(number % 2)}
+            if not DTYPES[target].is_integer:
+                options = {}
+            spec = QuantSpec(target, granularity, **options)
+            x = values(shape, np.float32, number, nonfinite=False)
+            asked = request("x", shape, DTYPES["float32"], spec, None, None)
+            check_restored(plain.quantize(x, asked), output)
+
+
+def check_restored(tensor: QuantizedTensor, output: str) -> None:
+    dtype, shape = tensor.spec.dtype, tensor.y.shape
+    stored = tensor.y.reshape(-1).view(f"u{tensor.y.itemsize}")
+    if dtype.bits < 8:
+        stored = packing_pack(tensor.y, dtype)
+    out = np.empty(shape, DTYPES[output].numpy)
+
+    def write(offset: int, data: Array) -> None:
+        out.reshape(-1).view(np.uint8)[offset : offset + data.nbytes] = data.view(np.uint8)
+
+    restore.restore(
+        reader_of(stored), write, shape, dtype, tensor.spec.granularity, tensor.scale,
+        tensor.zero_point, DTYPES[output], jobs=2, moved=lambda nbytes: None,
+    )  # fmt: skip
+    computed = "float32" if output == "float64" else output
+    want = dequantize(tensor.y, tensor.scale, tensor.zero_point, tensor.spec.granularity, computed)
+    assert out.tobytes() == want.astype(DTYPES[output].numpy).tobytes()
+
+
+def test_the_grid_of_float8e4m3fn_is_what_the_format_says() -> None:
+    shift, normal, magic, rebias, top, sign, negative_zero, nan = codes.grid(
+        DTYPES["float8e4m3fn"]
+    ).tolist()
+    assert (shift, rebias, top, sign, negative_zero, nan) == (20, 120 << 3, 0x7E, 7, 1, 0x7F)
+    assert np.array([normal, magic], np.int32).view(np.float32).tolist() == [2.0**-6, 2.0**14]
