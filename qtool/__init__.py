@@ -1,4 +1,4 @@
-"""Quantize tensors of .npy, .safetensors and ONNX files with exactly the ONNX arithmetic."""
+"""Quantize tensors of .npy, .npz, .safetensors and ONNX files with exactly the ONNX arithmetic."""
 
 from __future__ import annotations
 

@@ -1,6 +1,24 @@
-"""python -m qtool."""
+"""The program: python -m qtool, and the console script."""
 
-from qtool.cli import main
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    """Run the command line. What fails before a command has begun, or after it, ends here."""
+    try:
+        from qtool.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except OSError as error:  # --help into a full disk
+        print(f"qtool: standard output: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is buffered cannot be written either
+        sys.exit(1)
+
 
 if __name__ == "__main__":
     main()

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import ops
-from qtool.dtypes import DType
+from qtool.dtypes import DType, resolve
 from qtool.spec import Granularity, PerAxis, PerTensor, QuantSpec
 
 Array = NDArray[Any]
@@ -40,18 +40,47 @@ def from_ranges(
     if spec.semantics == "dynamic":
         return ops.dynamic_parameters(low.astype(np.float32), high.astype(np.float32), dtype)
     low, high = low.astype(np.float64), high.astype(np.float64)
+    bound = np.maximum(-low, high)
     if spec.symmetric:
         levels = 2.0 ** (dtype.bits - 1) - 1 if dtype.kind == "uint" else dtype.qmax
-        scale = stored(np.maximum(-low, high) / levels, storage)
-        zero = None
+        zero, middle = None, 0
         if spec.has_zero_point:
-            zero = np.full(scale.shape, 2 ** (dtype.bits - 1)).astype(dtype.numpy)
-        return scale, zero
+            middle = 2 ** (dtype.bits - 1)
+            zero = np.full(bound.shape, middle).astype(dtype.numpy)
+        farthest = max(levels, middle - spec.qmin)  # -8 is farther from zero than 7
+        return _finite(stored(bound / levels, storage), bound, farthest, dtype), zero
     low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
     scale = stored((high - low) / (dtype.qmax - spec.qmin), storage)
     zero_point = np.rint(spec.qmin - low / scale.astype(np.float64))
-    zero_point = np.where(high > low, zero_point, 0.0)
-    return scale, ops.cast_integers(np.clip(zero_point, spec.qmin, dtype.qmax), dtype)
+    zero_point = np.clip(np.where(high > low, zero_point, 0.0), spec.qmin, dtype.qmax)
+    farthest = np.maximum(zero_point - spec.qmin, dtype.qmax - zero_point)
+    return _finite(scale, bound, farthest, dtype), ops.cast_integers(zero_point, dtype)
+
+
+def _finite(scale: Array, bound: Array, farthest: Any, dtype: DType) -> Array:
+    """Scales with which every group comes back finite, in float32 and in a 16-bit type of the
+    scale's own that holds the group.
+
+    bound: largest magnitude of the group; farthest: steps from zero of the last code. Where the
+    code of bound times the scale overflows, the next smaller scale that does not takes its place.
+    """
+    storage = resolve(scale.dtype)
+    lowest_limit = min(storage.qmax, ops.FLOAT32.qmax) if storage.bits == 16 else ops.FLOAT32.qmax
+    if bound.max(initial=0.0) < lowest_limit / 4:
+        return scale
+    limit = np.where(bound <= lowest_limit, lowest_limit, ops.FLOAT32.qmax)
+    while True:
+        wide = scale.astype(np.float64)
+        code = bound / wide
+        code = np.rint(code) if dtype.is_integer else ops.round_to_grid(code, dtype)
+        code = np.minimum(code, farthest)
+        too_large = wide * code > limit
+        if not too_large.any():
+            return scale
+        smaller = stored(limit / np.maximum(code, 1), storage)
+        over = smaller.astype(np.float64) * code > limit
+        smaller = (smaller.view(f"u{smaller.itemsize}") - over).view(smaller.dtype)
+        scale = np.asarray(np.where(too_large, smaller, scale))
 
 
 def stored(scale: Array, storage: DType) -> Array:

@@ -102,6 +102,8 @@ class Blocked:
     def __post_init__(self) -> None:
         if self.block_size < 1:
             raise SpecError("block_size", f"must be at least 1, got {self.block_size}")
+        if self.block_size >= 1 << 63:
+            raise SpecError("block_size", f"{self.block_size} does not fit 64 bits", "use less")
 
     def resolve(self, shape: Shape) -> Blocked:
         """The granularity with its axis counted from the front, checked against shape."""

@@ -166,8 +166,8 @@ REFUSED = [
     pytest.param([1, np.nan], [], "tensor x: nan at [1]", id="nan"),
     pytest.param([-np.inf, 1], [], "tensor x: -inf at [0]", id="infinity"),
     pytest.param([-3e38, 3e38], [], "tensor x", id="range-overflows"),
-    pytest.param([1, 2], ["--dtype", "int4"], "DynamicQuantizeLinear gives uint8 or int8",
-                 id="int4"),
+    pytest.param([1, 2], ["--dtype", "int4"], "--dtype: DynamicQuantizeLinear gives uint8 or "
+                 "int8; use `qtool quantize` for int4", id="int4"),
     pytest.param([1, 2], ["--dtype", "int9"], "'int9' is not an element type", id="unknown-type"),
 ]  # fmt: skip
 

@@ -21,6 +21,7 @@ from command import (
     int8,
     metadata,
     ok,
+    qtool,
     report,
     stored,
     uint8,
@@ -28,6 +29,8 @@ from command import (
 )
 from onnx import helper
 from safetensors.numpy import save_file
+
+from qtool import engine
 
 # Rows and columns have largest magnitudes of 127 and 254: scales of 1 and 2.
 WEIGHT = np.array([[127, -1.5, 2.5], [254, 127, -254]], np.float32)
@@ -451,7 +454,7 @@ def test_a_float16_scale_that_underflows_becomes_the_smallest_one(tmp_path: Path
 def test_a_float64_npz_is_rounded_once_and_says_so(tmp_path: Path) -> None:
     source = save_npz(tmp_path / "m.npz", w=WEIGHT.astype(np.float64))
     done = ok("quantize", source, "--dtype", "int8")
-    assert "warning: 1 float64 tensors were rounded to float32" in done.err
+    assert "warning: 1 float64 tensor was rounded to float32" in done.err
     found = stored(tmp_path / "m.int8.safetensors")
     assert found["w"].tolist() == ROWS
     assert found["w.scale"].dtype == np.float32
@@ -803,6 +806,39 @@ def test_json_is_the_report_that_is_saved(tmp_path: Path) -> None:
     assert done.json == json.loads((tmp_path / "r.json").read_text())
 
 
-def test_quiet_says_nothing(tmp_path: Path) -> None:
+OPTIONS_OF_JOBS = [
+    pytest.param(["quantize", "--dtype", "int8"], id="int8"),
+    pytest.param(["quantize", "--dtype", "uint4", "--block-size", "32"], id="uint4-blocks"),
+    pytest.param(["quantize", "--dtype", "float8e4m3fn"], id="float8"),
+    pytest.param(["dynamic"], id="dynamic"),
+]
+
+
+def test_quiet_says_nothing_but_warnings(tmp_path: Path) -> None:
     source = save_npy(tmp_path / "x.npy", WEIGHT)
     assert ok("quantize", source, "--dtype", "int8", "-q") == (0, b"", "")
+    done = ok("quantize", source, "--dtype", "int8", "-q", "--force", "--exclude", "lm_head*")
+    assert done == (0, b"", "warning: pattern 'lm_head*' matches no tensor\n")
+
+
+@pytest.mark.parametrize("options", OPTIONS_OF_JOBS)
+def test_threads_change_no_byte(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "KERNELS_PAY", 0)
+    monkeypatch.setattr(engine, "TILES_PAY", 0)
+    x = np.random.default_rng(3).normal(size=(70, 4099)).astype(np.float32)
+    source = save_safetensors(tmp_path / "m.safetensors", w=x, v=x[:5, :7].copy())
+    written = []
+    for jobs in ("1", "3"):
+        target, back = tmp_path / f"{jobs}.safetensors", tmp_path / f"back{jobs}.safetensors"
+        ok(*options[:1], source, "-o", target, "--jobs", jobs, *options[1:])
+        ok("dequantize", target, "-o", back, "--jobs", jobs)
+        written.append((target.read_bytes(), back.read_bytes()))
+    assert written[0] == written[1]
+
+
+def test_jobs_are_counted_from_one(tmp_path: Path) -> None:
+    source = save_npy(tmp_path / "x.npy", WEIGHT)
+    assert qtool("quantize", source, "--dtype", "int8", "--jobs", "0").code == 2
+    assert not (tmp_path / "x.int8.safetensors").exists()

@@ -34,6 +34,8 @@ from typer.testing import CliRunner
 
 import qtool as package
 from qtool.cli import app
+from qtool.jobs.streams import NATIVE
+from qtool.spec import PRECISIONS, SCALE_DTYPES
 
 WEIGHT = float32([[127, -1.5, 2.5], [254, 127, -254]])
 ROWS = [[127, -2, 2], [127, 64, -127]]
@@ -255,6 +257,42 @@ def test_a_full_disk_behind_standard_output_is_one_line(tmp_path: Path) -> None:
             assert done.stderr.count(b"\n") == 1
 
 
+RED = b"\x1b[31m"
+
+
+@pytest.mark.parametrize(
+    ("environment", "colored"),
+    [
+        pytest.param({}, True, id="terminal"),
+        pytest.param({"NO_COLOR": "1"}, False, id="NO_COLOR"),
+        pytest.param({"NO_COLOR": ""}, True, id="empty"),
+        pytest.param({"TERM": "dumb"}, False, id="dumb"),
+        pytest.param({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False, id="both"),
+    ],
+)
+def test_errors_are_red_on_a_terminal_unless_the_environment_says_no(
+    environment: dict[str, str], colored: bool
+) -> None:
+    master, terminal = os.openpty()
+    clean = {n: v for n, v in os.environ.items() if n not in ("NO_COLOR", "FORCE_COLOR")}
+    try:
+        done = subprocess.run(
+            [*PYTHON, "inspect", "gone"], stderr=terminal, timeout=60, check=False,
+            env=clean | {"TERM": "xterm"} | environment,
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert (RED in os.read(master, 10_000)) == colored
+    finally:
+        os.close(terminal)
+        os.close(master)
+
+
+def test_force_color_is_for_pipes_too() -> None:
+    environment = {n: v for n, v in os.environ.items() if n not in ("NO_COLOR", "TERM")}
+    done = process("inspect", "gone", env=environment | {"FORCE_COLOR": "1"})
+    assert RED in done.stderr
+
+
 # -------------------------------------------------------------------------------- the executable
 
 
@@ -290,6 +328,18 @@ def test_no_command_is_wrong_usage() -> None:
         pytest.param(
             "qtool quantize x --dtype uint", ["uint2", "uint4", "uint8", "uint16"], id="type"
         ),
+        pytest.param("qtool quantize x --method m", ["minmax"], id="method"),
+        pytest.param(
+            "qtool quantize x --scale-dtype ", [d.name for d in SCALE_DTYPES], id="scale-type"
+        ),
+        pytest.param("qtool quantize x --precision ", [d.name for d in PRECISIONS], id="precision"),
+        pytest.param("qtool quantize x --nonfinite ", ["error", "allow"], id="nonfinite"),
+        pytest.param("qtool quantize x --semantics ", ["onnx", "onednn"], id="semantics"),
+        pytest.param("qtool quantize x --to ", list(NATIVE), id="container"),
+        pytest.param("qtool dynamic x --dtype ", ["uint8", "int8"], id="type-of-dynamic"),
+        pytest.param(
+            "qtool dequantize x --dtype f", ["float32", "float16", "float64"], id="float-type"
+        ),
     ],
 )
 def test_the_shell_completes(words: str, expected: list[str]) -> None:
@@ -311,6 +361,11 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weight = np.ones((2048, 2048), np.float32)
     save_file({f"{i}.weight": weight for i in range(16)}, folder / "m.safetensors")
     return folder
+
+
+def hear_interrupts() -> None:
+    """What a shell in the background lets its commands ignore."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("existing", [OLD, None], ids=["old", "absent"])
@@ -340,7 +395,9 @@ def test_an_interrupted_command_leaves_the_target_as_it_was(
         "-o",
         target,
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=hear_interrupts
+    ) as running:
         deadline = time.monotonic() + 30
         while not any((tmp_path / name).stat().st_size for name in leftovers(tmp_path)):
             assert running.poll() is None, running.communicate()

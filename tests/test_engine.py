@@ -10,9 +10,9 @@ import oracle
 import pytest
 from numpy.typing import NDArray
 
-from qtool import engine, ops
+from qtool import ops
 from qtool.dtypes import TARGETS
-from qtool.engine import quantize
+from qtool.engine import plain, quantize
 from qtool.errors import QtoolError, SpecError, TensorError
 from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec
 
@@ -110,7 +110,7 @@ def test_the_size_of_a_box_changes_nothing(
     x[2, 1, 3] = np.nan
     spec = QuantSpec(granularity=granularity, nonfinite="allow", **arguments)
     whole = quantize(x, spec)
-    monkeypatch.setattr(engine, "BOX", box)
+    monkeypatch.setattr(plain, "BOX", box)
     cut = quantize(x, spec)
     assert cut.y.tobytes() == whole.y.tobytes()
     assert cut.scale.tobytes() == whole.scale.tobytes()
@@ -140,9 +140,9 @@ def test_tensors_of_several_boxes_equal_the_operator(
 def test_boxes_are_bounded_and_follow_one_another(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int, int]
 ) -> None:
-    monkeypatch.setattr(engine, "BOX", 32)
+    monkeypatch.setattr(plain, "BOX", 32)
     order = np.arange(np.prod(shape)).reshape(shape)
-    pieces = [order[box].reshape(-1) for box in engine._boxes(shape)]
+    pieces = [order[box].reshape(-1) for box in plain._boxes(shape)]
     assert max(piece.size for piece in pieces) <= 32
     assert np.concatenate(pieces).tolist() == list(range(order.size))
 

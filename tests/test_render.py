@@ -16,14 +16,15 @@ from rich.cells import cell_len
 from safetensors.numpy import save_file
 
 from qtool.render.listing import sparkline
-from qtool.render.text import many, number, room, safe, short_name, size
+from qtool.render.text import many, number, room, safe, short_names, size
 
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
     [
         (0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (91_190_000, "91.2 MB"),
-        (1_500_000_000, "1.5 GB"), (2 * 10**15, "2000.0 TB"),
+        (999_949, "999.9 kB"),
+        (999_950, "1.0 MB"), (1_500_000_000, "1.5 GB"), (2 * 10**15, "2000.0 TB"),
     ],
 )  # fmt: skip
 def test_sizes_count_in_thousands(nbytes: int, text: str) -> None:
@@ -55,16 +56,19 @@ def test_text_of_files_cannot_move_the_cursor(text: str, shown: str) -> None:
     ("name", "width", "shown"),
     [
         pytest.param("layers.10.mlp.up_proj.weight", 28, "layers.10.mlp.up_proj.weight", id="fits"),
-        pytest.param("layers.10.mlp.up_proj.weight", 20, "…10…p.up_proj.weight", id="number"),
+        pytest.param("layers.10.mlp.up_proj.weight", 27, "l.10.mlp.up_proj.weight", id="one"),
+        pytest.param("layers.10.mlp.up_proj.weight", 21, "l.10.m.up_proj.weight", id="two"),
+        pytest.param("layers.10.mlp.up_proj.weight", 20, "…10…m.up_proj.weight", id="number"),
         pytest.param("layers.10.mlp.up_proj.weight", 3, "…10…_proj.weight", id="narrowest"),
-        pytest.param("layers.1.experts.207.up_proj.weight", 20, "…207….up_proj.weight", id="last"),
-        pytest.param("encoder.embeddings.word.weight", 24, "….embeddings.word.weight", id="tail"),
+        pytest.param("layers.1.experts.207.up_proj.weight", 20, "…207…up_proj.weight", id="last"),
+        pytest.param("encoder.embeddings.word.weight", 24, "e.embeddings.word.weight", id="words"),
+        pytest.param("encoder/layer_4/self/query/kernel:0", 24, "e/layer_4/s/q/kernel:0", id="/"),
         pytest.param("7" * 99, 20, "…" + "7" * 19, id="digits"),
         pytest.param("[red]x[/red]", 30, "[red]x[/red]", id="no-markup"),
     ],
 )
-def test_long_names_keep_their_tails(name: str, width: int, shown: str) -> None:
-    assert short_name(name, width).plain == shown
+def test_long_names_keep_their_numbers_and_tails(name: str, width: int, shown: str) -> None:
+    assert [text.plain for text in short_names([name], width)] == [shown]
 
 
 @pytest.mark.parametrize(
@@ -75,6 +79,41 @@ def test_long_names_keep_their_tails(name: str, width: int, shown: str) -> None:
 )  # fmt: skip
 def test_a_sparkline_keeps_tails_visible(counts: list[int], text: str) -> None:
     assert sparkline(counts) == text
+
+
+ALIKE: list[Any] = [  # names of published models
+    pytest.param(
+        [f"encoder.layer.{i}.{part}.dense.weight" for i in range(12)
+         for part in ("attention.output", "intermediate", "output")], id="BERT",
+    ),
+    pytest.param(
+        [f"model.layers.{i}.{part}.weight" for i in range(32)
+         for part in ("self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj", "mlp.up_proj",
+                      "input_layernorm", "post_attention_layernorm")], id="Llama",
+    ),
+    pytest.param(
+        [f"model.layers.{i}.block_sparse_moe.experts.{j}.w{k}.weight" for i in range(32)
+         for j in range(8) for k in (1, 2, 3)], id="Mixtral",
+    ),
+    pytest.param(
+        [f"{side}.block.{i}.layer.{j}.{part}.weight" for side in ("encoder", "decoder")
+         for i in range(6) for j in (0, 1)
+         for part in ("SelfAttention.q", "EncDecAttention.q", "DenseReluDense.wi")], id="T5",
+    ),
+    pytest.param(
+        [f"model.{side}.layers.{i}.{part}.weight" for side in ("encoder", "decoder")
+         for i in range(6) for part in ("self_attn.q_proj", "encoder_attn.q_proj", "fc1")],
+        id="Whisper",
+    ),
+    pytest.param(["a.mask.x.weights_of_it", "a.mark.x.weights_of_it"], id="first-letters"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", ALIKE)
+def test_names_can_be_told_apart(names: list[str]) -> None:
+    shown = [text.plain for text in short_names(names, 22)]
+    assert len(set(shown)) == len(names)
+    assert max(map(len, shown)) <= 22
 
 
 NAMES = [f"model.layers.{i}.self_attn.q_proj.weight" for i in range(14)]
@@ -137,7 +176,7 @@ def test_everything_fits_the_terminal(
     table = [line for line in lines if not line.startswith(str(tmp_path.parent.parent))]
     assert max(map(cell_len, table)) <= columns
     if command[0] in ("quantize", "inspect") and "--help" not in command:
-        names = {line.partition(".q_proj")[0] for line in lines if ".q_proj" in line}
+        names = {line.partition("q_proj")[0] for line in lines if "q_proj" in line}
         assert len(names) >= 12, "tensors cannot be told apart"
     assert not [line for line in lines if "…" in line[columns // 2 :]], "figures are cut"
 
@@ -181,7 +220,7 @@ def test_what_was_left_alone_is_one_line_per_reason(tmp_path: Path) -> None:
 
 def test_more_than_twelve_tensors_are_summed_up(checkpoint: Path, tmp_path: Path) -> None:
     err = ok("quantize", checkpoint, "--dtype", "int8", "-o", tmp_path / "y.npz").err
-    assert "and 2 tensors with less error\n" in err
+    assert "and 2 more tensors\n" in err
     assert "14 tensors" in err
 
 

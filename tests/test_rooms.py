@@ -25,18 +25,16 @@ ROOMS: dict[str, set[str]] = {
     "kernels": set(),
     "stats": {"kernels"},
     "scales": {"ops", "kernels"},
-    "rounding": {"ops", "kernels", "scales"},
     "tensor": {"ops", "stats"},
-    "engine": {"scales", "rounding", "kernels", "ops", "packing", "stats", "tensor"},
+    "engine": {"scales", "kernels", "ops", "packing", "stats", "tensor"},
     "formats": {"packing"},
     "layouts": {"packing", "formats", "tensor"},
     "recipe": set(),
     "plan": {"recipe", "formats", "layouts"},
     "report": {"stats"},
-    "runtime": set(),
     "jobs": {
-        "packing", "ops", "kernels", "stats", "scales", "rounding", "tensor", "engine", "formats",
-        "layouts", "recipe", "plan", "report", "runtime",
+        "packing", "ops", "kernels", "stats", "scales", "tensor", "engine", "formats", "layouts",
+        "recipe", "plan", "report",
     },
     "render": {"report"},
     "cli": {"jobs", "render", "report"},
@@ -50,7 +48,7 @@ LIBRARIES = {
     "rich": ("render.",),
     "onnx": ("formats.onnx", "layouts.onnx"),
     "google": ("formats.onnx", "layouts.onnx"),
-    "onnxruntime": ("runtime.",),
+    "onnxruntime": (),
     "numba": ("kernels.",),
     "pickle": (),
     "torch": (),
@@ -113,7 +111,7 @@ def test_the_table_has_no_circles() -> None:
 
 def test_the_names_of_the_rooms_are_those_of_the_package() -> None:
     found = {module(path).split(".")[0] for path in FILES} - {""}
-    assert found <= set(ROOMS)
+    assert found == set(ROOMS)
 
 
 STATEMENTS = {
@@ -166,5 +164,6 @@ def test_the_library_never_prints() -> None:
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id in ("print", "input", "eval", "exec")
+        and module(path) != "__main__"  # the program's last words
     ]
     assert calls == []

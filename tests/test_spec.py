@@ -193,7 +193,7 @@ REFUSED = [
      "symmetric: float8e4m3fn has no zero point to shift its grid by; "
      "quantize float types symmetrically"),
     ("float4e2m1", PerTensor(), {"method": "minmax"},
-     "symmetric: float4e2m1 has no zero point to shift its grid by; "
+     "method: float4e2m1 has no zero point to shift its grid by; "
      "quantize float types symmetrically"),
     ("float8e4m3fn", PerTensor(), {"narrow_range": True},
      "narrow_range: float8e4m3fn is a float type; it is for integer types"),

@@ -9,6 +9,7 @@ import typer
 from qtool import __version__
 from qtool.cli import dequantize, dtypes, dynamic, inspect, quantize
 from qtool.cli.exits import process
+from qtool.cli.options import FLAG
 
 app = typer.Typer(
     name="qtool",
@@ -38,6 +39,7 @@ def _options(
         bool,
         typer.Option(
             "--version",
+            metavar=FLAG,
             help="Print the version and leave.",
             is_eager=True,
             callback=lambda value: _print_version(wanted=value),

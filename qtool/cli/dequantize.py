@@ -16,9 +16,22 @@ def dequantize(
     src: options.Source,
     output: options.Target = None,
     dtype: Annotated[
-        str, typer.Option(metavar="D", help="float32, float16, bfloat16 or float64.")
+        str,
+        typer.Option(
+            metavar="DTYPE",
+            help="float32, float16, bfloat16 or float64.",
+            autocompletion=options.words("float32", "float16", "bfloat16", "float64"),
+        ),
     ] = "float32",
-    scale: options.Scale = None,
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GIVEN",
+            help="Scale of the codes: a number, a .npy, or a .npz or .safetensors that holds "
+            "NAME.scale.",
+            rich_help_panel=options.SCALES,
+        ),
+    ] = None,
     zero_point: options.ZeroPoint = None,
     axis: options.Axis = None,
     block_size: options.BlockSize = None,
@@ -31,7 +44,8 @@ def dequantize(
 ) -> None:
     """Turn a quantized file back into floats, in the same container.
 
-    --scale, --zero-point, --axis and --block-size are for a .npy, which holds codes alone.
+    --scale, --zero-point, --axis and --block-size are for a .npy, which holds
+    codes alone.
     """
     with exit_code():
         options.check_streams(output, json=json)

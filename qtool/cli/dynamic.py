@@ -16,7 +16,12 @@ def dynamic(
     src: options.Source,
     output: options.Target = None,
     dtype: Annotated[
-        str, typer.Option(metavar="D", help="uint8, or int8 with \\[-127, 127].")
+        str,
+        typer.Option(
+            metavar="DTYPE",
+            help="uint8, or int8 with \\[-127, 127].",
+            autocompletion=options.words("uint8", "int8"),
+        ),
     ] = "uint8",
     source_dtype: options.SourceDtype = None,
     include: options.Include = None,
@@ -33,7 +38,8 @@ def dynamic(
 ) -> None:
     """Quantize an array, or each float tensor of a file, by ONNX DynamicQuantizeLinear.
 
-    One scale and zero point per tensor, from its minimum and maximum with zero included.
+    One scale and zero point per tensor, from its minimum and maximum with
+    zero included.
     """
     with exit_code():
         options.check_streams(output, json=json)

@@ -7,10 +7,18 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 
 import typer
 
-from qtool.errors import QtoolError, UsageError
+from qtool.errors import QtoolError, SpecError, UsageError
+
+# The option that an argument is on the command line, where it is not --its-name.
+_OPTIONS = {"saturate": "--no-saturate", "symmetric": "--asymmetric"}
+_ARGUMENTS = {
+    "axis", "block_size", "dtype", "method", "narrow_range", "nonfinite", "precision", "scale",
+    "scale_dtype", "semantics", "source_dtype", "zero_point",
+}  # fmt: skip
 
 
 @contextmanager
@@ -27,7 +35,7 @@ def exit_code() -> Iterator[None]:
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except QtoolError as error:
-        _fail(str(error), 2 if isinstance(error, UsageError) else 1)
+        _fail(_message(error), 2 if isinstance(error, UsageError) else 1)
     except MemoryError:
         _fail("out of memory: use a machine with more, or smaller tensors", 1)
     except OSError as error:
@@ -46,9 +54,13 @@ def process() -> Iterator[None]:
         sys.exit(143)
 
     signal.signal(signal.SIGTERM, leave)
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by the parent: no file of ours gets its number
+    # Of what the parent closed no file of ours gets the number; a result for it is an error.
+    for name, mode in (("stdin", "r"), ("stdout", "r"), ("stderr", "w")):
+        if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, TextIOWrapper):  # names that the locale cannot write
+            output.reconfigure(errors="backslashreplace")
     try:
         yield
     except SystemExit as error:
@@ -57,7 +69,22 @@ def process() -> Iterator[None]:
         raise
 
 
+def _message(error: QtoolError) -> str:
+    """The error, with an argument called by its option: scale_dtype by --scale-dtype."""
+    thing = error.thing
+    if isinstance(error, SpecError) and thing in _ARGUMENTS | set(_OPTIONS):
+        thing = _OPTIONS.get(thing, "--" + thing.replace("_", "-"))
+    return str(QtoolError(thing, error.rule, error.remedy))
+
+
 def _fail(message: str, code: int) -> None:
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
-    typer.secho(f"qtool: {line}", err=True, fg=typer.colors.RED)
+    typer.secho(f"qtool: {line}", err=True, fg=typer.colors.RED, color=_wants_color())
     raise typer.Exit(code)
+
+
+def _wants_color() -> bool | None:
+    """Whether the environment asks for colours, as rich reads it; None: as the stream can."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown"):
+        return False
+    return True if os.environ.get("FORCE_COLOR") else None

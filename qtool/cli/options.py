@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,12 @@ ARITHMETIC = "Arithmetic"
 SELECTION = "Selection"
 OUTPUT = "Output"
 FLAG = " "  # a flag takes no value: no type beside it in --help
+
+
+def words(*values: str) -> Callable[[], list[str]]:
+    """What the shell completes the value of an option to."""
+    return lambda: list(values)
+
 
 Source = Annotated[
     str,
@@ -43,32 +50,28 @@ Axis = Annotated[
 BlockSize = Annotated[
     int | None,
     typer.Option(
-        metavar="B", help="One scale per B elements along the axis.", rich_help_panel=SCALES
-    ),
-]
-Scale = Annotated[
-    str | None,
-    typer.Option(
-        metavar="S",
-        help="Given scale: a number, a .npy, or a .npz or .safetensors that "
-        "holds NAME.scale, such as an earlier output.",
-        rich_help_panel=SCALES,
+        metavar="N", help="One scale per N elements along the axis.", rich_help_panel=SCALES
     ),
 ]
 ZeroPoint = Annotated[
     str | None,
-    typer.Option(metavar="Z", help="Given zero point, in the same forms.", rich_help_panel=SCALES),
+    typer.Option(
+        metavar="GIVEN",
+        help="Zero point to go with --scale, in the same forms.",
+        rich_help_panel=SCALES,
+    ),
 ]
 SourceDtype = Annotated[
     str | None,
     typer.Option(
-        metavar="T", help="Element type of arrays that NumPy saved as raw bytes, such as bfloat16."
+        metavar="DTYPE",
+        help="Element type of arrays that NumPy saved as raw bytes, such as bfloat16.",
     ),
 ]
 Include = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="P",
+        metavar="PATTERN",
         help="Only tensors whose name matches: a glob such as '*.mlp.*', or "
         "re: and a regular expression. Repeatable.",
         rich_help_panel=SELECTION,
@@ -77,7 +80,7 @@ Include = Annotated[
 Exclude = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="P",
+        metavar="PATTERN",
         help="Not the tensors whose name matches. Repeatable.",
         rich_help_panel=SELECTION,
     ),
@@ -104,6 +107,7 @@ To = Annotated[
     str | None,
     typer.Option(
         metavar="FORMAT",
+        autocompletion=words("safetensors", "npz", "npy"),
         help="Container to write: safetensors, npz, or npy (the codes "
         "alone). \\[default: by DST's suffix, else safetensors; ONNX stays ONNX]",
         show_default=False,
@@ -155,7 +159,11 @@ Json = Annotated[
 Quiet = Annotated[
     bool,
     typer.Option(
-        "--quiet", "-q", metavar=FLAG, help="No table, no progress bar.", rich_help_panel=OUTPUT
+        "--quiet",
+        "-q",
+        metavar=FLAG,
+        help="No table, no progress bar; warnings and errors alone.",
+        rich_help_panel=OUTPUT,
     ),
 ]
 
@@ -172,10 +180,12 @@ def check_streams(output: str | None, *, json: bool) -> None:
 
 
 def finish(report: dict[str, Any], *, json: bool, quiet: bool) -> None:
-    """Show the report of quantize or dynamic."""
+    """Show the report of quantize or dynamic; warnings in any case."""
     from qtool import render
 
     if json:
         show(report)
-    if not quiet:
+    if quiet:
+        render.warnings(report)
+    else:
         render.summary(report)

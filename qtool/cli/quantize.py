@@ -24,7 +24,7 @@ def quantize(
     dtype: Annotated[
         str,
         typer.Option(
-            metavar="D",
+            metavar="DTYPE",
             help="Target type, such as int4; `qtool dtypes` lists them.",
             autocompletion=_dtype_names,
             show_default=False,
@@ -47,13 +47,24 @@ def quantize(
     method: Annotated[
         str | None,
         typer.Option(
-            metavar="M",
+            metavar="METHOD",
             help="How the scale is chosen: absmax (symmetric), minmax "
-            "(asymmetric) or percentile:P, for example percentile:99.9.",
+            "(asymmetric) or percentile:P, for example percentile:99.9. "
+            "\\[default: absmax, or minmax where asymmetric]",
+            autocompletion=options.words("absmax", "minmax", "percentile:99.9"),
+            show_default=False,
             rich_help_panel=options.SCALES,
         ),
     ] = None,
-    scale: options.Scale = None,
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GIVEN",
+            help="Given scale, in place of --method and --symmetric: a number, a .npy, or a .npz "
+            "or .safetensors that holds NAME.scale, such as an earlier output.",
+            rich_help_panel=options.SCALES,
+        ),
+    ] = None,
     zero_point: options.ZeroPoint = None,
     negative_scale: Annotated[
         bool,
@@ -67,9 +78,12 @@ def quantize(
     scale_dtype: Annotated[
         str | None,
         typer.Option(
-            metavar="T",
+            metavar="DTYPE",
             help="Type that scales are stored in: float32, float16, "
             "bfloat16, float8e8m0 or float8e4m3fn. \\[default: the weight's own]",
+            autocompletion=options.words(
+                "float32", "float16", "bfloat16", "float8e8m0", "float8e4m3fn"
+            ),
             show_default=False,
             rich_help_panel=options.SCALES,
         ),
@@ -77,9 +91,10 @@ def quantize(
     precision: Annotated[
         str | None,
         typer.Option(
-            metavar="T",
+            metavar="DTYPE",
             help="Type of the division: float32, float16 or bfloat16. "
             "\\[default: float32; that of a given scale]",
+            autocompletion=options.words("float32", "float16", "bfloat16"),
             show_default=False,
             rich_help_panel=options.ARITHMETIC,
         ),
@@ -99,6 +114,7 @@ def quantize(
             metavar="WHAT",
             help="NaN and Inf in the source: error, or allow (Inf "
             "saturates, NaN becomes NaN or the zero point).",
+            autocompletion=options.words("error", "allow"),
             rich_help_panel=options.ARITHMETIC,
         ),
     ] = "error",
@@ -107,6 +123,7 @@ def quantize(
         typer.Option(
             metavar="WHOSE",
             help="onnx, or onednn: the zero point is added before rounding.",
+            autocompletion=options.words("onnx", "onednn"),
             rich_help_panel=options.ARITHMETIC,
         ),
     ] = "onnx",
@@ -134,8 +151,9 @@ def quantize(
 ) -> None:
     """Quantize every float tensor of rank 2 and more that gets smaller by it, or an array.
 
-    The codes are those of ONNX QuantizeLinear. One scale per output channel of a weight, per
-    tensor of a bare array, or, by --block-size, per block. A report says what it cost.
+    The codes are those of ONNX QuantizeLinear. One scale per output channel
+    of a weight, per tensor of a bare array, or, by --block-size, per block.
+    A report says what it cost.
     """
     with exit_code():
         if semantics not in ("onnx", "onednn"):

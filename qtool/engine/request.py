@@ -96,7 +96,10 @@ def _given_zero_point(
     thing = f"zero_point of {name}"
     if spec.semantics == "onednn" and not spec.dtype.is_integer:
         raise SpecError(thing, f"oneDNN Quantize takes none for {spec.dtype}", "leave it out")
-    return given_codes(zero_point, spec.dtype, shape, thing)
+    codes = given_codes(zero_point, spec.dtype, shape, thing)
+    if (codes.astype(np.float64) < spec.qmin).any():
+        raise SpecError(thing, "a value outside the narrow range", f"use {spec.qmin:g} or more")
+    return codes
 
 
 def given_codes(
@@ -116,7 +119,8 @@ def given_codes(
 
 def _fit(values: Array, shape: Shape, thing: str) -> Array:
     """values in the scale shape: one value stands for all groups."""
-    resolve(values.dtype, thing)
+    if resolve(values.dtype, thing).kind in ("bool", "complex"):
+        raise SpecError(thing, f"{values.dtype} values", "give numbers")
     if values.shape == shape:
         return values
     if values.shape in ((), (1,)):

@@ -88,10 +88,12 @@ def check_target(dst: Path, source: Path, *, force: bool) -> None:
     """
     with _explained(dst):
         old = _existing(dst)
+    folder = Path(os.path.realpath(dst)).parent
+    if not folder.is_dir():
+        raise OutputError(str(dst), f"the folder {folder} does not exist", _NO_FOLDER)
+    if not os.access(folder, os.W_OK):
+        raise OutputError(str(dst), f"the folder {folder} cannot be written", _NOT_PERMITTED)
     if old is None:
-        folder = Path(os.path.realpath(dst)).parent
-        if not folder.is_dir():
-            raise OutputError(str(dst), f"the folder {folder} does not exist", _NO_FOLDER)
         return
     if source.exists() and os.path.samestat(old, source.stat()):
         raise OutputError(str(dst), f"is the source, {source}", "choose another name")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count
 
 import onnx
@@ -94,6 +94,18 @@ def _initializers(graph: GraphProto) -> Iterator[TensorProto]:
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
+
+
+def read_names(model: ModelProto) -> set[str]:
+    """The names of tensors that a node reads, or that a graph or function gives, anywhere."""
+    roots = top_level_graphs(model)
+    found = {name for function in model.functions for name in function.output}
+    found.update(value.name for root in roots for value in root.output)
+    functions = [function.node for function in model.functions]
+    for node in all_nodes(chain(*(graph.node for graph in roots), *functions)):
+        found.update(node.input)
+        found.update(value.name for nested in subgraphs(node) for value in nested.output)
+    return found
 
 
 def names_of(model: ModelProto) -> Iterator[str]:
@@ -226,6 +238,6 @@ def _axes(node: NodeProto, index: int, rank: int) -> Axes | None:
     return None
 
 
-def opset(imports: Iterable[onnx.OperatorSetIdProto]) -> onnx.OperatorSetIdProto | None:
-    """The import of the standard's operators."""
-    return next((entry for entry in imports if entry.domain in STANDARD), None)
+def opset(imports: Sequence[onnx.OperatorSetIdProto]) -> onnx.OperatorSetIdProto | None:
+    """The import of the standard's operators; where there are several the last one counts."""
+    return next((entry for entry in reversed(imports) if entry.domain in STANDARD), None)

@@ -7,19 +7,18 @@ which loses what its own representation lacks, and passes over nested graphs.)
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from functools import cache
+from collections.abc import Iterator, Set
+from itertools import count
 from typing import Any
 
-import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, helper
+from onnx import ModelProto, NodeProto, defs
 
 from qtool.errors import FormatError
-from qtool.formats import onnx_graph
-from qtool.formats.onnx_adapters import ADAPTERS, CannotAdaptError, Context
+from qtool.formats import onnx_graph, onnx_scope
+from qtool.formats.onnx_adapters import ADAPTERS
 from qtool.formats.onnx_graph import STANDARD, Names
+from qtool.formats.onnx_rewriting import CannotAdaptError, Context
+from qtool.formats.onnx_scope import Scope
 
 # The IR version that was released with an opset, from the first opset that needs it.
 _IR_VERSIONS = (
@@ -36,10 +35,6 @@ _IR_VERSIONS = (
     (25, 13),
     (28, 14),
 )
-# Constants of more elements are not values that shape inference looks at.
-_LARGE = 1024
-
-Types = Mapping[str, tuple[int | None, int | None]]
 
 
 def ir_version(opset: int) -> int:
@@ -54,48 +49,75 @@ def opset_of(model: ModelProto) -> int:
 
 
 def raise_opset(model: ModelProto, opset: int, names: Names, thing: str) -> None:
-    """Convert model, in place, to at least that opset of the standard's operators.
+    """Convert model, in place, to at least that opset and the IR version that goes with it.
 
+    The model, and each function that imports the standard's operators, imports them once then.
     names: what is in use; new tensors and nodes get fresh ones. thing: the file, for messages.
 
     Raises FormatError naming the operator that stands in the way.
     """
-    untouched = _skeleton(model)
-    converter = _Converter(opset, Context(names, cache(lambda: _types(untouched))), thing)
-    for graph in onnx_graph.top_level_graphs(model):
-        converter.convert(graph.node, opset_of(model))
+    converter = _Converter(opset, names, onnx_graph.read_names(model), thing)
+    main = onnx_scope.of_model(model)
+    version = opset_of(model)
+    converter.convert(model.graph.node, version, main)
+    for graph in onnx_graph.top_level_graphs(model)[1:]:
+        converter.convert(graph.node, version, onnx_scope.of_training(graph, main))
+    _set_opset(model.opset_import, max(version, opset))
     for function in model.functions:
         entry = onnx_graph.opset(function.opset_import)
         if entry is not None:
-            converter.convert(function.node, entry.version)
-            entry.version = max(entry.version, opset)
-    entry = onnx_graph.opset(model.opset_import) or model.opset_import.add(domain="", version=1)
-    entry.version = max(entry.version, opset)
+            version = entry.version
+            converter.convert(function.node, version, onnx_scope.of_function(function))
+            _set_opset(function.opset_import, max(version, opset))
+    _raise_ir_version(model, ir_version(opset))
+
+
+def _set_opset(imports: Any, version: int) -> None:
+    """Import the standard's operators of that version, once."""
+    found = [index for index, entry in enumerate(imports) if entry.domain in STANDARD]
+    for index in reversed(found[1:]):
+        del imports[index]
+    entry = imports[found[0]] if found else imports.add(domain="")
+    entry.version = version
+
+
+def _raise_ir_version(model: ModelProto, version: int) -> None:
+    if model.ir_version < 4 <= version:
+        # Initializers had to be graph inputs too; from IR version 4 on that would make them
+        # inputs that callers may set.
+        stored = {tensor.name for tensor in model.graph.initializer}
+        for index in reversed(range(len(model.graph.input))):
+            if model.graph.input[index].name in stored:
+                del model.graph.input[index]
+    model.ir_version = max(model.ir_version, version)
 
 
 class _Converter:
     """Converts nodes to one opset."""
 
-    def __init__(self, opset: int, context: Context, thing: str) -> None:
+    def __init__(self, opset: int, names: Names, read: Set[str], thing: str) -> None:
         self._opset = opset
-        self._context = context
+        self._names = names
+        self._read = read
         self._thing = thing
 
-    def convert(self, nodes: Any, version: int) -> None:
+    def convert(self, nodes: Any, version: int, scope: Scope) -> None:
         """Convert a graph's list of nodes in place, nested graphs included."""
         if version >= self._opset:
             return
-        index = 0
+        context = Context(self._names, scope, self._opset, self._read)
+        index, nested = 0, count()
         for node in list(nodes):
-            for nested in onnx_graph.subgraphs(node):
-                self.convert(nested.node, version)
-            made = list(self._node(node, version)) if node.domain in STANDARD else [node]
+            for graph in onnx_graph.subgraphs(node):
+                self.convert(graph.node, version, scope.nested(next(nested)))
+            standard = node.domain in STANDARD
+            made = list(self._node(node, version, context)) if standard else [node]
             for place, new in enumerate(made, index):
                 if new is not node:
                     nodes.insert(place, new)
             index += len(made)
 
-    def _node(self, node: NodeProto, version: int) -> Iterator[NodeProto]:
+    def _node(self, node: NodeProto, version: int, context: Context) -> Iterator[NodeProto]:
         operator = node.op_type
         steps = [v for op, v in ADAPTERS if op == operator and version < v <= self._opset]
         try:
@@ -105,8 +127,9 @@ class _Converter:
                 return
             _check_valid(node, version)
             step = min(steps)
-            for made in ADAPTERS[operator, step](node, self._context):
-                yield from self._node(made, step)
+            _check(node, version, step - 1)
+            for made in ADAPTERS[operator, step](node, context):
+                yield from self._node(made, step, context)
         except CannotAdaptError as error:
             raise FormatError(
                 self._thing,
@@ -128,13 +151,15 @@ def _check(node: NodeProto, version: int, opset: int) -> None:
     if gone := given - set(new.attributes):
         raise CannotAdaptError(f"its attribute {min(gone)!r} is gone")
     for name, attribute in new.attributes.items():
+        if name in old.attributes and attribute.type != old.attributes[name].type:
+            raise CannotAdaptError(f"the type of its attribute {name} changed")
         if name in given:
             continue
         if attribute.required:
             raise CannotAdaptError(f"its attribute {name} became required")
         if name in old.attributes and _default(old, name) != _default(new, name):
             raise CannotAdaptError(f"the default of its attribute {name} changed")
-    if len(node.input) > new.max_input or len(node.output) > new.max_output:
+    if not new.min_input <= len(node.input) <= new.max_input or (len(node.output) > new.max_output):
         raise CannotAdaptError("its inputs or outputs changed")
 
 
@@ -159,57 +184,3 @@ def _schema(node: NodeProto, version: int) -> defs.OpSchema:
 
 def _default(schema: defs.OpSchema, name: str) -> bytes:
     return bytes(schema.attributes[name].default_value.SerializeToString(deterministic=True))
-
-
-def _skeleton(model: ModelProto) -> ModelProto:
-    """A copy for shape inference: large initializers and constants are inputs."""
-    graph = GraphProto(
-        name=model.graph.name,
-        input=model.graph.input,
-        output=model.graph.output,
-        value_info=model.graph.value_info,
-    )
-    inputs = {value.name for value in graph.input}
-    for tensor in model.graph.initializer:
-        if math.prod(tensor.dims) <= _LARGE and tensor.data_location != TensorProto.EXTERNAL:
-            graph.initializer.append(tensor)
-        elif tensor.name not in inputs:
-            graph.input.append(_value_info(tensor.name, tensor))
-    for node in model.graph.node:
-        constant = onnx_graph.constant_value(node)
-        if constant is None or math.prod(constant.dims) <= _LARGE:
-            graph.node.append(node)
-        else:
-            graph.input.append(_value_info(node.output[0], constant))
-    return ModelProto(
-        ir_version=model.ir_version,
-        opset_import=model.opset_import,
-        graph=graph,
-        functions=model.functions,
-    )
-
-
-def _value_info(name: str, tensor: TensorProto) -> ValueInfoProto:
-    return helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
-
-
-def _types(model: ModelProto) -> Types:
-    """(element type, rank) of tensors by name; (None, None) where graphs disagree."""
-    # Where it fails, what the model itself declares is still of use.
-    with suppress(onnx.shape_inference.InferenceError, ValueError, TypeError):
-        model = onnx.shape_inference.infer_shapes(model)
-    found: dict[str, tuple[int | None, int | None]] = {}
-    for graph in onnx_graph.graphs(model.graph):
-        for name, known in _declared(graph):
-            found[name] = known if found.get(name, known) == known else (None, None)
-    return found
-
-
-def _declared(graph: GraphProto) -> Iterator[tuple[str, tuple[int | None, int | None]]]:
-    values: Iterable[ValueInfoProto] = (*graph.input, *graph.value_info, *graph.output)
-    for value in values:
-        tensor = value.type.tensor_type
-        rank = len(tensor.shape.dim) if tensor.HasField("shape") else None
-        yield value.name, (tensor.elem_type or None, rank)
-    for initializer in graph.initializer:
-        yield initializer.name, (initializer.data_type, len(initializer.dims))

@@ -113,7 +113,7 @@ def _check_usage(
     if container != "npy" and any(given is not None for given in parameters):
         raise UsageError(
             "--scale",
-            f"a {container} file holds its own scales",
+            f"{container} files hold their own scales",
             "leave --scale, --zero-point, --axis and --block-size out",
         )
     if external_data and container != "onnx":

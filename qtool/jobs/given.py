@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import formats
-from qtool.dtypes import DTYPES, DType, resolve
+from qtool.dtypes import DTYPES, DType, DTypeLike, resolve
 from qtool.errors import QtoolError, SpecError
+from qtool.jobs import streams
 from qtool.layouts import native
 from qtool.layouts.dequantized import DequantizedSource
 
@@ -25,11 +26,21 @@ class Given:
     scale, zero_point: a number or array for every tensor, the name of a .npy file with one, or of
         a .safetensors or .npz file that holds NAME.scale and NAME.zero_point. Zero points beside
         the scales in one file are used unless zero_point is given.
+    scale_dtype: type of scales that NumPy saved as raw bytes.
+    paths: the files among them.
     """
 
-    def __init__(self, scale: GivenValue, zero_point: GivenValue | None) -> None:
-        self._scales = _load(scale, "scale")
-        self._zero_points = None if zero_point is None else _load(zero_point, "zero_point")
+    def __init__(
+        self,
+        scale: GivenValue,
+        zero_point: GivenValue | None,
+        scale_dtype: DTypeLike | None = None,
+    ) -> None:
+        self.paths: list[Path] = []
+        self._scales = self._load(scale, "scale", scale_dtype)
+        self._zero_points = None
+        if zero_point is not None:
+            self._zero_points = self._load(zero_point, "zero_point", None)
 
     def of(self, name: str) -> tuple[Array, Array | None] | None:
         """The scale and zero point of a tensor; None where no scale is given for it."""
@@ -57,6 +68,23 @@ class Given:
         scale, zero_point = found
         return resolve(scale.dtype, "scale"), zero_point is not None
 
+    def _load(self, value: GivenValue, thing: str, dtype: DTypeLike | None) -> _Values:
+        if not isinstance(value, str | Path):
+            return np.asarray(value)
+        try:
+            return np.asarray(float(str(value)))
+        except ValueError:
+            path = Path(value)
+        if not path.exists():
+            rule = f"{str(value)!r} is neither a number nor a file"
+            raise SpecError(thing, rule, "give a number, a .npy or a .safetensors file")
+        self.paths.append(path)
+        is_npy = path.suffix == ".npy" or path.is_fifo()
+        with streams.opened(path, dtype if is_npy else None) as source:
+            if source.container == "npy":
+                return source.read(source.infos()[0].name)
+            return _parameters(source)
+
     def _pick(self, values: _Values, name: str, part: int) -> Array | None:
         if isinstance(values, np.ndarray):
             return values
@@ -64,28 +92,6 @@ class Given:
 
 
 _Values = Array | Mapping[str, tuple[Array | None, Array | None]]
-
-
-def _load(value: GivenValue, thing: str) -> _Values:
-    if not isinstance(value, str | Path):
-        return np.asarray(value)
-    try:
-        return np.asarray(float(str(value)))
-    except ValueError:
-        path = Path(value)
-    if not path.exists():
-        raise SpecError(
-            thing,
-            f"{value} is neither a number nor a file",
-            "give a number, a .npy or a .safetensors file",
-        )
-    source = formats.open(path)
-    try:
-        if source.container == "npy":
-            return source.read(source.infos()[0].name)
-        return _parameters(source)
-    finally:
-        source.close()
 
 
 def _parameters(source: formats.Source) -> dict[str, tuple[Array | None, Array | None]]:

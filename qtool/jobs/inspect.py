@@ -153,8 +153,7 @@ def _stats(values: NDArray[Any]) -> dict[str, Any]:
         x = values[piece].astype(np.float64)
         x = x[np.isfinite(x)] / (absmax or 1.0)  # scaled, so that squares cannot overflow
         squares += float(np.square(x).sum())
-        span = (low / (absmax or 1.0), high / (absmax or 1.0))
-        histogram += np.histogram(x, BINS, range=span)[0]
+        histogram += _histogram(x, low / (absmax or 1.0), high / (absmax or 1.0))
     rms = math.sqrt(squares / count)
     return figures | {
         "min": low,
@@ -163,3 +162,10 @@ def _stats(values: NDArray[Any]) -> dict[str, Any]:
         "outlier_ratio": 1 / rms if rms else None,
         "histogram": histogram.tolist(),
     }
+
+
+def _histogram(x: NDArray[Any], low: float, high: float) -> NDArray[np.int64]:
+    """Counts of x in BINS equal bins; np.histogram refuses ranges of a few units in the last
+    place."""
+    place = (x - low) * (BINS / (high - low)) if high > low else np.full(x.shape, BINS / 2)
+    return np.bincount(np.clip(place.astype(np.int64), 0, BINS - 1), minlength=BINS)

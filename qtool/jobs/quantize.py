@@ -17,10 +17,11 @@ from qtool.jobs import screening, streams
 from qtool.jobs.given import Given, GivenValue
 from qtool.jobs.progress import Progress, Silent
 from qtool.layouts import native
+from qtool.layouts.dequantized import DequantizedSource
 from qtool.plan import Planned, make_plan
 from qtool.recipe import Recipe
 from qtool.report import Report
-from qtool.spec import PerTensor, QuantSpec
+from qtool.spec import Blocked, PerTensor, QuantSpec
 from qtool.stats import Stats
 from qtool.tensor import Outcome, QuantizedTensor, Target
 
@@ -82,8 +83,10 @@ def quantize_file(
             precision=precision, saturate=saturate, narrow_range=narrow_range,
             semantics=semantics, nonfinite=nonfinite, negative_scale=negative_scale,
         )  # fmt: skip
+        if block_size is not None:
+            spec.at(Blocked(0, block_size))  # contradictions show before a file is read
     recipe = Recipe(spec, axis, block_size, tuple(include), tuple(exclude))
-    given = None if scale is None else Given(scale, zero_point)
+    given = None if scale is None else Given(scale, zero_point, scale_dtype)
     return run(
         "quantize",
         src,
@@ -129,7 +132,7 @@ def run(
         name, container = streams.target(src, dst, to, native_default, tag)
         if external_data and container != "onnx":
             raise UsageError("--external-data", f"{container} has none", "it is for ONNX models")
-        sources = streams.source_files(src, source)
+        sources = streams.source_files(src, source) + (given.paths if given else [])
         streams.check_target(sources, name, force=force)
         report_path = streams.report_path(report_to, name)
         streams.check_report(report_path, [*sources, Path(name)], force=force)
@@ -139,7 +142,7 @@ def run(
             replace(recipe, bare=bare),
             None if given is None else given.header,
         )
-        screening.check_something(plan, source, allow_empty=allow_empty)
+        screening.check_something(plan, recipe, source, allow_empty=allow_empty)
         screening.check_room(plan, name, container)
         job = _Job(readable, plan, given, progress, jobs or engine.default_jobs())
         with streams.placed(name, f"{source.path.stem}.{container}") as path:
@@ -188,17 +191,31 @@ class _Job:
         if container == "onnx":
             self._write_onnx(path, external_data=external_data)
             return
-        stored = [entry for planned in self._plan for entry in planned.entries]
+        quantized = {p.info.name: p for p in self._plan if p.spec is not None}
         tensors = {
-            p.info.name: native.Stored(
-                p.spec.dtype, p.info.shape, p.spec.granularity, p.scale_dtype, p.info.dtype
-            )
-            for p in self._plan
+            name: native.Stored(p.spec.dtype, p.info.shape, p.spec.granularity, p.scale_dtype,
+                                p.info.dtype)
+            for name, p in quantized.items()
             if p.spec is not None and p.scale_dtype is not None
-        }
+        }  # fmt: skip
+        original, kept = self._source, {}
+        copied = {p.info.name: p.entries for p in self._plan if p.spec is None}
+        if isinstance(self._source, DequantizedSource):
+            original = self._source.original
+            kept = {k: v for k, v in self._source.tensors.items() if k in copied}
+            copied |= {name: self._source.parts(name) for name in kept}
         with (
             files.replacing(path) as temporary,
-            native.Writer(container, temporary, stored, tensors, self._source) as writer,
+            streams.named(temporary, str(path)),
+            native.Writer(
+                container,
+                temporary,
+                [entry for p in quantized.values() for entry in p.entries],
+                [entry for entries in copied.values() for entry in entries],
+                tensors=tensors,
+                kept=kept,
+                source=original,
+            ) as writer,
         ):
             self._quantize_into(writer)
             writer.copy_rest()

@@ -54,14 +54,18 @@ def marked(source: Source) -> list[TensorInfo]:
     ]
 
 
-def check_something(plan: Sequence[Planned], source: Source, *, allow_empty: bool) -> None:
+def check_something(
+    plan: Sequence[Planned], recipe: Recipe, source: Source, *, allow_empty: bool
+) -> None:
     """Refuse a file with tensors none of which is quantized."""
     if allow_empty or any(p.spec is not None for p in plan):
         return
     if not plan and source.container != "onnx":
         return  # a file of no tensors is one of no weights too; a model may keep them elsewhere
     reasons = Counter(p.reason for p in plan).most_common()
-    text = ", ".join(f"{reason} ({count})" for reason, count in reasons)
+    text = ", ".join(
+        [*(f"{reason} ({count})" for reason, count in reasons), *_idle(recipe.include, plan)]
+    )
     rule = f"nothing to quantize: {text or 'no tensors in the top-level graph'}"
     raise FormatError(str(source.path), rule, "use --allow-empty to copy it as it is")
 
@@ -79,11 +83,7 @@ def check_room(plan: Sequence[Planned], name: str, container: str) -> None:
 
 def warnings(recipe: Recipe, plan: Sequence[Planned], container: str, source: Source) -> list[str]:
     """What the user should know although the command succeeded."""
-    names = [p.info.name for p in plan]
-    found = [
-        f"pattern {pattern!r} matches no tensor"
-        for pattern in unmatched([*recipe.include, *recipe.exclude], names)
-    ]
+    found = _idle([*recipe.include, *recipe.exclude], plan)
     if container == "npy":
         others = f" and the {len(plan) - 1} tensors left alone" if len(plan) > 1 else ""
         found.append(f"a .npy file holds the codes alone, without scale, zero point{others}")
@@ -95,6 +95,11 @@ def warnings(recipe: Recipe, plan: Sequence[Planned], container: str, source: So
         what = "tensor was" if rounded == 1 else "tensors were"
         found.append(f"{rounded} float64 {what} rounded to float32 before quantizing")
     return found
+
+
+def _idle(patterns: Sequence[str], plan: Sequence[Planned]) -> list[str]:
+    names = [p.info.name for p in plan]
+    return [f"pattern {pattern!r} matches no tensor" for pattern in unmatched(patterns, names)]
 
 
 def nonfinite_warnings(tensors: Iterable[Stats]) -> list[str]:

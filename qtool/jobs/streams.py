@@ -33,15 +33,15 @@ def opened(src: str | Path, source_dtype: DTypeLike | None = None) -> Iterator[f
     with ExitStack() as stack:
         if str(src) == STANDARD:
             path = stack.enter_context(files.spooled(sys.stdin.buffer))
-            stack.enter_context(_named(path, "standard input"))
+            stack.enter_context(named(path, "standard input"))
         elif path.is_fifo():
             path = stack.enter_context(files.spooled(stack.enter_context(path.open("rb"))))
-            stack.enter_context(_named(path, str(src)))
+            stack.enter_context(named(path, str(src)))
         yield stack.enter_context(closing(formats.open(path, source_dtype=dtype)))
 
 
 @contextmanager
-def _named(path: Path, name: str) -> Iterator[None]:
+def named(path: Path, name: str) -> Iterator[None]:
     """Let errors about a temporary file name what the user knows."""
     try:
         yield
@@ -137,7 +137,8 @@ def check_report(path: Path | None, others: Sequence[Path], *, force: bool) -> N
     if path is None:
         return
     for other in others:
-        if path == other or (path.exists() and other.exists() and path.samefile(other)):
+        same = path.exists() and other.exists() and path.samefile(other)
+        if same or os.path.realpath(path) == os.path.realpath(other):
             raise OutputError(f"report {path}", f"is also {other}", "choose another name")
     may_replace = force or not path.is_file() or is_report(path)
     if not may_replace:

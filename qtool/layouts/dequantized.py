@@ -25,10 +25,11 @@ class DequantizedSource:
     """NAME of a natively quantized file gives (y - zero_point) * scale.
 
     dtype: element type of the tensors that are quantized in the file; the others are as stored.
+    original: the file as it is. tensors: what its metadata says of the quantized ones.
     """
 
     def __init__(self, source: Source, dtype: DType) -> None:
-        self._source = source
+        self.original = source
         self._dtype = dtype
         self.tensors = read_metadata(source)
         self._infos = {info.name: info for info in source.infos()}
@@ -55,13 +56,18 @@ class DequantizedSource:
     def read(self, name: str) -> Array:
         """The tensor, dequantized in the type asked for."""
         if name not in self.tensors:
-            return self._source.read(name)
+            return self.original.read(name)
         stored = self.tensors[name]
         scale, zero_point = self.parameters(name)
         codes = self._codes(name, stored.dtype, stored.shape)
         compute = self._dtype if self._dtype.bits < 64 else DTYPES["float32"]
         values = dequantize(codes, scale, zero_point, stored.granularity, compute)
         return values.astype(self._dtype.numpy, copy=False)
+
+    def parts(self, name: str) -> list[Entry]:
+        """What a quantized tensor is stored as."""
+        infos = [self._infos[part] for part in part_names(name) if part in self._infos]
+        return [Entry(info.name, info.dtype, info.shape) for info in infos]
 
     def parameters(self, name: str) -> tuple[Array, Array | None]:
         """The scale and zero point of a quantized tensor."""
@@ -71,29 +77,29 @@ class DequantizedSource:
         if zero_name in self._infos:
             shape = stored.granularity.scale_shape(stored.shape)
             zero_point = self._codes(zero_name, stored.dtype, shape)
-        return self._source.read(scale_name), zero_point
+        return self.original.read(scale_name), zero_point
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """The bytes of a tensor as infos() describes it."""
         if name not in self.tensors:
-            return self._source.chunks(name)
+            return self.original.chunks(name)
         return iter([pack(self.read(name), self._dtype).tobytes()])
 
     def reading(self, name: str) -> AbstractContextManager[Reader]:
         """A Reader of a tensor as infos() describes it; a dequantized one is in memory."""
         if name not in self.tensors:
-            return self._source.reading(name)
+            return self.original.reading(name)
         return nullcontext(reader_of(self.read(name)))
 
     def reading_codes(self, name: str) -> AbstractContextManager[Reader]:
         """A Reader of the codes of a quantized tensor, as they are stored."""
-        return self._source.reading(name)
+        return self.original.reading(name)
 
     def close(self) -> None:
-        self._source.close()
+        self.original.close()
 
     def _codes(self, name: str, dtype: DType, shape: Shape) -> Array:
-        array = self._source.read(name)
+        array = self.original.read(name)
         return unpack(array, dtype, shape) if dtype.bits < 8 else array
 
     def _check(self, name: str, stored: Stored) -> None:

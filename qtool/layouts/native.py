@@ -153,7 +153,8 @@ class Writer:
     """A file in the native layout being written: quantized tensors one by one, then the rest.
 
     container: "safetensors", "npz", or "npy", which holds the codes of one tensor alone.
-    stored: the entries of every tensor of the source; tensors: those that are quantized.
+    quantized: the entries of the tensors to come, of which `tensors` says more; copied: those that
+    are taken from source as they are, `kept` says which of them are quantized already.
     Raises OutputError where names collide.
     """
 
@@ -161,20 +162,26 @@ class Writer:
         self,
         container: str,
         path: Path,
-        stored: Sequence[Entry],
+        quantized: Sequence[Entry],
+        copied: Sequence[Entry],
+        *,
         tensors: Mapping[str, Stored],
+        kept: Mapping[str, Stored],
         source: Source,
     ) -> None:
         self._source = source
-        self._quantized = {part for name in tensors for part in part_names(name)}
+        self._copied = copied
         self._codes_only = container == "npy"
-        _check_names(tensors, source)
+        _check_names(tensors, copied)
         if self._codes_only:
-            stored = [Entry(name, t.dtype, t.shape) for name, t in tensors.items()]
-        self._entries = stored
-        self._parts = {entry.name for entry in stored}
-        described = {KEY: metadata(tensors, stored)} if tensors else {}
-        self._sink = sink(container, path, stored, dict(source.metadata) | described)
+            quantized = [Entry(name, t.dtype, t.shape) for name, t in tensors.items()]
+            self._copied = []
+        self._parts = {entry.name for entry in quantized}
+        entries = [*quantized, *self._copied]
+        described = {**kept, **tensors}
+        carried = {k: v for k, v in source.metadata.items() if k != KEY}
+        own = {KEY: metadata(described, entries)} if described else {}
+        self._sink = sink(container, path, entries, carried | own)
 
     def __enter__(self) -> Self:
         self._sink.__enter__()
@@ -210,9 +217,7 @@ class Writer:
 
     def copy_rest(self) -> None:
         """Write the tensors that are not quantized, byte for byte."""
-        for entry in self._entries:
-            if entry.name in self._quantized:
-                continue
+        for entry in self._copied:
             # containers differ in how they pack types of less than 8 bits
             is_packed = entry.dtype.bits < 8
             read = self._source.read if is_packed else self._source.chunks
@@ -223,9 +228,9 @@ def _nowhere(offset: int, data: Array) -> None:
     """The Writer of parts that a container has no place for."""
 
 
-def _check_names(tensors: Iterable[str], source: Source) -> None:
-    """Refuse a source with w and w.scale where w is quantized: no reader could tell them apart."""
-    taken = {info.name for info in source.infos()}
+def _check_names(tensors: Iterable[str], copied: Iterable[Entry]) -> None:
+    """Refuse w.scale beside a w that is quantized: readers could not tell them apart."""
+    taken = {entry.name for entry in copied}
     for name in tensors:
         for part in part_names(name)[1:]:
             if part in taken:

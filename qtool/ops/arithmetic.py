@@ -111,8 +111,8 @@ def saturate_cast(
 def cast_integers(v: Array, dtype: DType) -> Array:
     """Whole numbers within dtype's range, exactly."""
     if dtype.bits < 8:  # NumPy's float64 to int8 is several times faster than ml_dtypes' to int4
-        return v.astype(np.int8).astype(dtype.numpy)
-    return v.astype(dtype.numpy)
+        return np.asarray(v).astype(np.int8).astype(dtype.numpy)
+    return np.asarray(v).astype(dtype.numpy)
 
 
 def check_scale(scale: Array, thing: str) -> None:

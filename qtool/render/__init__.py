@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from qtool.render.bar import progress
 from qtool.render.listing import dtypes, inspected
-from qtool.render.report import dequantized, summary
+from qtool.render.report import dequantized, summary, warnings
 
-__all__ = ["dequantized", "dtypes", "inspected", "progress", "summary"]
+__all__ = ["dequantized", "dtypes", "inspected", "progress", "summary", "warnings"]

@@ -17,7 +17,7 @@ from qtool.render.text import (
     print_line,
     room,
     safe,
-    short_name,
+    short_names,
     size,
     stream,
 )
@@ -38,10 +38,10 @@ def inspected(result: dict[str, Any]) -> None:
     table = new_table("tensor", "type", *(("shape",) if wide else ()))
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
-    rows = [(row["name"], _inspect_cells(row, console, wide=wide)) for row in result["tensors"]]
-    name_width = room(table, [cells for _, cells in rows], console.width)
-    for name, cells in rows:
-        table.add_row(short_name(name, name_width), *cells)
+    rows = [_inspect_cells(row, console, wide=wide) for row in result["tensors"]]
+    names = [row["name"] for row in result["tensors"]]
+    for name, cells in zip(short_names(names, room(table, rows, console.width)), rows, strict=True):
+        table.add_row(name, *cells)
     console.print(table)
     for line in _operators(result.get("quantized_operators", [])):
         print_line(console, line)
@@ -66,12 +66,9 @@ def _headline(result: dict[str, Any]) -> str:
 
 def _operators(uses: Sequence[dict[str, Any]]) -> Iterator[str]:
     """One line per operator and way of quantizing."""
-    kinds = Counter(
-        (use["operator"], use["dtype"] or "", use["granularity"] or "", use["block_size"] or "")
-        for use in uses
-    )
-    for (operator, *rest), count in kinds.most_common():
-        yield f"{count} {operator}: {' '.join(str(word) for word in rest if word)}".rstrip(": ")
+    kinds = Counter((use["operator"], kind(use)) for use in uses)
+    for (operator, how), count in kinds.most_common():
+        yield f"{count} {operator}: {how}"
 
 
 def _inspect_cells(row: dict[str, Any], console: Console, *, wide: bool) -> list[str]:

@@ -18,7 +18,7 @@ from qtool.render.text import (
     print_line,
     room,
     safe,
-    short_name,
+    short_names,
     size,
     stream,
 )
@@ -33,12 +33,11 @@ def summary(report: dict[str, Any]) -> None:
     if tensors:
         console.print(_tensor_table(tensors[:ROWS], report["totals"], console.width))
     if len(tensors) > ROWS:
-        print_line(console, f"and {many(len(tensors) - ROWS, 'tensor')} with less error")
+        print_line(console, f"and {many(len(tensors) - ROWS, 'more tensor')}")
     reasons = Counter(entry["reason"] for entry in report["skipped"])
     for reason, count in reasons.most_common():
         print_line(console, f"left alone: {many(count, 'tensor')}: {safe(reason)}")
-    for warning in report["warnings"]:
-        print_line(console, f"warning: {safe(warning)}", style="yellow")
+    warnings(report)
     totals = report["totals"]
     before, after = totals["file_bytes_before"], totals["file_bytes_after"]
     ratio = f", {before / after:.2f} times smaller" if after and before > after else ""
@@ -46,15 +45,22 @@ def summary(report: dict[str, Any]) -> None:
     print_line(console, f"{place(report['output'])}: {sizes}, {report['seconds']:.2f} s")
 
 
+def warnings(report: dict[str, Any]) -> None:
+    """What the user should know although the command succeeded, one line each."""
+    for warning in report["warnings"]:
+        print_line(stream(err=True), f"warning: {safe(warning)}", style="yellow")
+
+
 def _tensor_table(tensors: Sequence[dict[str, Any]], totals: dict[str, Any], width: int) -> Table:
-    rows = [(row["name"], [kind(row), *_figures(row)]) for row in tensors]
+    rows = [[kind(row), *_figures(row)] for row in tensors]
+    names = [row["name"] for row in tensors]
     last = (many(totals["tensors"], "tensor"), ["", *_figures(totals)])
     table = new_table("tensor, worst first", "type")
     for column in ("SQNR", "max error", "clipped", "bits"):
         table.add_column(column, justify="right", no_wrap=True)
-    name_width = room(table, [cells for _, cells in (*rows, last)], width)
-    for name, cells in rows:
-        table.add_row(short_name(name, name_width), *cells)
+    name_width = room(table, [*rows, last[1]], width)
+    for name, cells in zip(short_names(names, name_width), rows, strict=True):
+        table.add_row(name, *cells)
     table.add_section()
     table.add_row(last[0], *last[1], style="bold")
     return table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.text import Text
 
 _PIPE_WIDTH = 10_000
 _NAME_WIDTH = 16  # columns that a name gets on the narrowest terminal
+_PART = re.compile(r"[^./:]+[./:]*|[./:]+")  # a word of a name and the separators after it
 _NUMBER = re.compile(r"(?<!\d)\d{1,4}(?!\d)")
 
 
@@ -34,7 +36,7 @@ def size(nbytes: int) -> str:
     """Bytes in units of 1000: 91.2 MB."""
     value = float(nbytes)
     for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1000 or unit == "TB":
+        if round(value, 1) < 1000 or unit == "TB":
             break
         value /= 1000
     return f"{nbytes} B" if unit == "B" else f"{value:.1f} {unit}"
@@ -67,18 +69,47 @@ def room(table: Table, rows: Sequence[Sequence[str]], width: int) -> int:
     return width - sum(2 + max(map(len, cells)) for cells in zip(headers, *rows, strict=True))
 
 
-def short_name(name: str, width: int) -> Text:
-    """A tensor's name, cut in front, where names are alike.
+def short_names(names: Sequence[str], width: int) -> list[Text]:
+    """Tensors' names that fit a column and can still be told apart.
 
-    The last number that is cut stays, as it tells layers apart: …10…attn.q_proj.weight.
+    Where a name is too long its words are cut to their first letters, from the front on; the last
+    two words and numbers, which tell layers apart, stay whole: m.l.10.s.q_proj.weight. Where
+    names get alike by that, words keep more letters, or the last but one is cut too.
     """
-    text = safe(name)
-    excess = len(text) - max(width, _NAME_WIDTH)
+    whole = [safe(name) for name in names]
+    width = max(width, _NAME_WIDTH)
+    best: list[str] = []
+    for whole_words, letters in product((2, 1), range(1, 5)):
+        short = [_fitted(name, width, letters, whole_words) for name in whole]
+        if len(set(short)) > len(set(best)):
+            best = short
+        if len(set(best)) == len(set(whole)):
+            break
+    return [Text(name) for name in best]
+
+
+def _fitted(name: str, width: int, letters: int, whole_words: int) -> str:
+    """The name in at most width characters, all but the last words cut to so many letters."""
+    words = _PART.findall(name)
+    for i, word in enumerate(words[:-whole_words]):
+        if sum(map(len, words)) <= width:
+            break
+        stem = word.rstrip("./:")
+        if not any(c.isdigit() for c in stem):
+            words[i] = stem[:letters] + word[len(stem) :]
+    return _without_front("".join(words), width)
+
+
+def _without_front(name: str, width: int) -> str:
+    """The end of a name that is too long, with the last number that is cut: …10…q_proj.weight."""
+    excess = len(name) - width
     if excess <= 0:
-        return Text(text)
-    numbers = [m[0] for m in _NUMBER.finditer(text) if m.start() < excess + len("…0…")]
+        return name
+    numbers = [m[0] for m in _NUMBER.finditer(name) if m.start() < excess + len("…0…")]
     mark = f"…{numbers[-1]}…" if numbers else "…"
-    return Text(mark + text[excess + len(mark) :])
+    cut = excess + len(mark)
+    starts = [m.start() for m in _PART.finditer(name)][:-1]  # the last word alone says too little
+    return mark + name[next((start for start in starts if start >= cut), cut) :]
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:
