@@ -93,6 +93,7 @@ CASES = [
     Case("ReduceMean", 17, {"axes": [-2]}),
     Case("Squeeze", 11, {"axes": [0, 2]}, x=X[:1, :, :1]),
     Case("Squeeze", 11, x=X[:1, :, :1]),
+    Case("OneHot", 9, {"axis": 0}, (np.int64(3), CHANNEL[:2]), x=ints(0, -1, 2, -3, 3, -4)),
     Case("Unsqueeze", 11, {"axes": [0, 3]}),
     Case("Unsqueeze", 12, {"axes": [-1]}),
     Case("Split", 11, {"axis": 3, "split": [2, 5, 1]}, outputs=3),
@@ -113,6 +114,11 @@ CASES = [
     Case("Upsample", 9, {"mode": "nearest"}, (np.array([1, 1, 2, 3], np.float32),)),
     Case("Upsample", 7, {"mode": "linear", "scales": [1.0, 1.0, 2.0, 2.0]}),
     Case("Resize", 10, {"mode": "nearest"}, (np.array([1, 1, 0.5, 1.6], np.float32),)),
+    *[
+        Case("Resize", 10, {"mode": "nearest"}, (np.array([1, 1, *scales], np.float32),))
+        for scales in ((0.4, 0.7), (1 / 3, 1 / 7), (0.55, 1), (2.5, 1.4), (1, 1), (0.25, 2.3))
+    ],
+    Case("Resize", 10, {"mode": "linear"}, (np.array([1, 1, 0.4, 1.7], np.float32),)),
     Case("Resize", 10, {"mode": "linear"}, (np.array([1, 1, 2.5, 1.5], np.float32),)),
     Case(
         "Resize",
@@ -217,6 +223,94 @@ def test_an_operator_without_an_equivalent_is_refused_by_name(
         raise_opset(made, 21, Names(made), "model.onnx")
 
 
+SCALES = {
+    "mixed": (initializer("s", [1, 1, 0.4, 1.5]), "differs between axes that grow"),
+    "computed": (helper.make_tensor_value_info("s", TensorProto.FLOAT, [4]), "are not stored"),
+}
+
+
+@pytest.mark.parametrize("scales", SCALES)
+def test_a_resize_whose_nearest_pixels_are_not_told_by_one_rule_is_refused(scales: str) -> None:
+    value, reason = SCALES[scales]
+    node = helper.make_node("Resize", ["x", "s"], ["y"], name="zoom", mode="nearest")
+    made = model([node], inputs={"x": X.shape}, opset=10, ir_version=5)
+    (made.graph.initializer if scales == "mixed" else made.graph.input).append(value)
+    with pytest.raises(FormatError, match=rf"'Resize' \(node 'zoom', opset 10\).*{reason}"):
+        raise_opset(made, 13, Names(made), "model.onnx")
+
+
+@pytest.mark.parametrize("opset", [10, 13, 21])
+def test_an_upsample_by_computed_scales_is_converted(opset: int) -> None:
+    node = helper.make_node("Upsample", ["x", "s"], ["y"])
+    made = model([node], inputs={"x": X.shape}, opset=9, ir_version=4)
+    made.graph.input.append(helper.make_tensor_value_info("s", TensorProto.FLOAT, [4]))
+    feeds = {"x": X, "s": np.array([1, 1, 2.3, 1.5], np.float32)}
+    new = ModelProto()
+    new.CopyFrom(made)
+    raise_opset(new, opset, Names(new), "model.onnx")
+    assert run(new, feeds)[0].tobytes() == run(made, feeds)[0].tobytes()
+
+
+EMPTY = [(13, (0, 3, 4), 1), (13, (2, 0, 3), 1), (14, (2, 0, 3, 4), 2), (21, (2, 3, 0), 1)]
+
+
+@pytest.mark.parametrize(("opset", "shape", "axis"), EMPTY)
+def test_a_softmax_of_nothing_gives_nothing_of_the_same_shape(
+    opset: int, shape: tuple[int, ...], axis: int
+) -> None:
+    node = helper.make_node("Softmax", ["x"], ["y"], axis=axis)
+    made = model([node], inputs={"x": [None] * len(shape)}, opset=11, ir_version=6)
+    assert run(raised(made, opset), {"x": np.zeros(shape, np.float32)})[0].shape == shape
+
+
+def test_a_squeeze_of_an_empty_list_of_axes_drops_all_of_size_1() -> None:
+    node = helper.make_node("Squeeze", ["x"], ["y"])
+    node.attribute.add(name="axes", type=onnx.AttributeProto.INTS)
+    made = model([node], inputs={"x": (1, 2, 1, 3)}, opset=11, ir_version=6)
+    made.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3]))
+    x = np.arange(6, dtype=np.float32).reshape(1, 2, 1, 3)
+    for one in (made, raised(made, 21)):
+        assert run(one, {"x": x})[0].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+# ------------------------------------------- masks
+
+
+def dropout(opset: int, *nodes: onnx.NodeProto, outputs: tuple[str, ...] = ("y",)) -> ModelProto:
+    first = helper.make_node("Dropout", ["x"], ["y", "mask"])
+    return model([first, *nodes], inputs={"x": (3,)}, outputs=outputs, opset=opset, ir_version=5)
+
+
+@pytest.mark.parametrize("opset", [7, 10])
+def test_a_mask_that_nothing_reads_is_no_obstacle(opset: int) -> None:
+    made = dropout(opset)
+    kind = TensorProto.FLOAT if opset == 7 else TensorProto.BOOL
+    made.graph.value_info.append(helper.make_tensor_value_info("mask", kind, [3]))
+    x = {"x": np.array([1, 2, 3], np.float32)}
+    assert run(raised(made, 21), x)[0].tolist() == run(made, x)[0].tolist() == [1, 2, 3]
+
+
+def reading_branch() -> onnx.NodeProto:
+    info = [helper.make_tensor_value_info("z", TensorProto.BOOL, [3])]
+    branch = helper.make_graph([helper.make_node("Not", ["mask"], ["z"])], "b", [], info)
+    return helper.make_node("If", ["c"], ["o"], then_branch=branch, else_branch=branch)
+
+
+READ = {
+    "output-7": (dropout(7, outputs=("y", "mask")), "its mask became boolean"),
+    "output-10": (dropout(10, outputs=("y", "mask")), "its mask became true"),
+    "node-10": (dropout(10, helper.make_node("Not", ["mask"], ["n"])), "its mask became true"),
+    "nested-10": (dropout(10, reading_branch()), "its mask became true"),
+}
+
+
+@pytest.mark.parametrize("case", READ)
+def test_a_mask_that_is_read_is_refused(case: str) -> None:
+    made, reason = READ[case]
+    with pytest.raises(FormatError, match=f"'Dropout'.*{reason}"):
+        raise_opset(made, 21, Names(made), "model.onnx")
+
+
 def test_training_outputs_of_a_batch_normalization_are_refused() -> None:
     node = helper.make_node("BatchNormalization", list("xsbmv"), ["y", "rm", "rv", "sm", "sv"])
     made = model([node], opset=9)
@@ -261,6 +355,161 @@ def test_functions_are_converted_too() -> None:
     assert run(converted, {"x": x})[0].tolist() == [1, 4]
 
 
+# ------------------------------------------- what is known of a tensor is known in its graph alone
+
+
+SOFTMAX = [helper.make_node("Softmax", ["x"], ["z"], axis=1)]
+
+
+@pytest.mark.parametrize("names", [("x", "z"), ("a", "b")], ids=["same-names", "other-names"])
+def test_a_function_does_not_take_the_ranks_of_the_graph(names: tuple[str, str]) -> None:
+    function = helper.make_function(
+        "local", "Soft", ["x"], ["z"], SOFTMAX, [helper.make_opsetid("", 11)]
+    )
+    nodes = [
+        helper.make_node("Identity", ["rows"], [names[0]]),
+        helper.make_node("Soft", [names[0]], [names[1]], domain="local"),
+        helper.make_node("Soft", ["cube"], ["y"], domain="local"),
+    ]
+    made = model(
+        nodes,
+        inputs={"rows": (2, 3), "cube": (2, 3, 4)},
+        outputs=("y", names[1]),
+        opset=11,
+        ir_version=8,
+        functions=[function],
+        imports=[helper.make_opsetid("local", 1)],
+    )
+    made.graph.output[0].CopyFrom(
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, None, None])
+    )
+    feeds = {"rows": X[0, 0, :2, :3], "cube": X[0, :2, :3, :4]}
+    for old, new in zip(run(made, feeds), run(raised(made, 21), feeds), strict=True):
+        np.testing.assert_allclose(new, old, rtol=2e-6)
+
+
+def test_a_clip_in_a_function_is_refused_as_its_type_is_that_of_each_call() -> None:
+    clip = helper.make_node("Clip", ["x"], ["z"], name="clip", min=0.1)
+    function = helper.make_function(
+        "local", "Bound", ["x"], ["z"], [clip], [helper.make_opsetid("", 10)]
+    )
+    made = model(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        inputs={"x": (2, 3)},
+        opset=10,
+        dtype=TensorProto.DOUBLE,
+        functions=[function],
+    )
+    reason = r"'Clip' \(node 'clip', opset 10\).*type of its input 'x' is not known"
+    with pytest.raises(FormatError, match=reason):
+        raise_opset(made, 21, Names(made), "model.onnx")
+
+
+def test_a_branch_does_not_take_the_ranks_of_the_other() -> None:
+    def branch(name: str, made: onnx.NodeProto) -> onnx.GraphProto:
+        nodes = [made, helper.make_node("Softmax", ["t"], [name], axis=1)]
+        info = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+        return helper.make_graph(nodes, name, [], [info])
+
+    unknown = helper.make_node("QuickGelu", ["cube"], ["t"], domain="com.microsoft")
+    node = helper.make_node(
+        "If",
+        ["c"],
+        ["y"],
+        then_branch=branch("p", helper.make_node("Identity", ["rows"], ["t"])),
+        else_branch=branch("q", unknown),
+    )
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("rows", TensorProto.FLOAT, [2, 3]),
+            helper.make_tensor_value_info("cube", TensorProto.FLOAT, [2, 3, 4]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    imports = [helper.make_opsetid("", 11), helper.make_opsetid("com.microsoft", 1)]
+    made = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    new = ModelProto()
+    new.CopyFrom(made)
+    raise_opset(new, 21, Names(new), "model.onnx")
+    branches = {a.name: [n.op_type for n in a.g.node] for a in new.graph.node[0].attribute}
+    assert branches == {
+        "then_branch": ["Identity", "Softmax"],  # of rank 2, as the graph around it says
+        "else_branch": ["QuickGelu", "Shape", "Flatten", "Softmax", "Reshape"],
+    }
+    for condition in (False, True):
+        feeds = {"c": np.array(condition), "rows": X[0, 0, :2, :3], "cube": X[0, :2, :3, :4]}
+        np.testing.assert_allclose(run(new, feeds)[0], run(made, feeds)[0], rtol=2e-6)
+
+
+@pytest.mark.parametrize(("source", "count"), [("deep", 4), ("x", 1)], ids=["own", "models"])
+def test_a_training_graph_sees_its_own_tensors_before_those_of_the_model(
+    source: str, count: int
+) -> None:
+    made = model([helper.make_node("Identity", ["x"], ["t"])], inputs={"x": (2, 3)}, opset=11)
+    algorithm = made.training_info.add().algorithm
+    algorithm.input.append(helper.make_tensor_value_info("deep", TensorProto.FLOAT, [2, 3, 4]))
+    if source == "deep":
+        algorithm.node.append(helper.make_node("Identity", ["deep"], ["t"]))
+    algorithm.node.append(helper.make_node("Softmax", ["t"], ["s"], axis=1))
+    made.graph.value_info.append(helper.make_tensor_value_info("t", TensorProto.FLOAT, [2, 3]))
+    raise_opset(made, 21, Names(made), "model.onnx")
+    nodes = [node.op_type for node in made.training_info[0].algorithm.node]
+    assert len(nodes) - nodes.count("Identity") == count
+
+
+REFERENCES = [
+    pytest.param("Softmax", 11, "axis", 2, id="softmax"),
+    pytest.param("Clip", 10, "min", 1, id="clip"),
+    pytest.param("ReduceSum", 12, "axes", 7, id="reduce-sum"),
+    pytest.param("ReduceMean", 17, "axes", 7, id="reduce-mean"),
+    pytest.param("Squeeze", 11, "axes", 7, id="squeeze"),
+    pytest.param("GridSample", 16, "mode", 3, id="grid-sample"),
+    pytest.param("Resize", 11, "coordinate_transformation_mode", 3, id="resize"),
+    pytest.param("DFT", 17, "axis", 2, id="dft"),
+    pytest.param("Cast", 5, "to", 3, id="cast"),
+]
+
+
+def calling(operator: str, opset: int, name: str, kind: int, inputs: int = 3) -> ModelProto:
+    """A model with a function whose caller sets an attribute of the operator."""
+    node = helper.make_node(operator, ["x"] * inputs, ["z"], name="inner")
+    node.attribute.add(name=name, type=kind, ref_attr_name="given")
+    imports = [helper.make_opsetid("", opset)]
+    function = helper.make_function("local", "F", ["x"], ["z"], [node], imports, ["given"])
+    call = helper.make_node("F", ["x"], ["y"], domain="local", given=0.5)
+    return model(
+        [call],
+        inputs={"x": (2, 3)},
+        opset=opset,
+        ir_version=8,
+        functions=[function],
+        imports=[helper.make_opsetid("local", 1)],
+    )
+
+
+@pytest.mark.parametrize(("operator", "opset", "name", "kind"), REFERENCES)
+def test_an_attribute_that_the_callers_of_a_function_set_is_refused_where_it_would_change(
+    operator: str, opset: int, name: str, kind: int
+) -> None:
+    inputs = 3 if operator == "Resize" else 2 if operator == "GridSample" else 1
+    made = calling(operator, opset, name, kind, inputs)
+    reason = f"each call of the function around it sets its attribute {name}"
+    with pytest.raises(FormatError, match=rf"'{operator}' \(node 'inner', .*{reason}"):
+        raise_opset(made, 21, Names(made), "model.onnx")
+
+
+def test_an_attribute_that_the_callers_of_a_function_set_stays_where_nothing_changed() -> None:
+    made = calling("LeakyRelu", 13, "alpha", 1, 1)
+    x = {"x": np.array([[-2, 2, 4], [-4, 0, 1]], np.float32)}
+    assert run(raised(made, 21), x)[0].tolist() == [[-1, 2, 4], [-2, 0, 1]]
+
+
+# ------------------------------------------- the model around it
+
+
 def test_nothing_but_the_opset_changes_where_no_operator_did() -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["h"], name="mm", doc_string="kept"),
@@ -289,6 +538,50 @@ def test_nothing_but_the_opset_changes_where_no_operator_did() -> None:
 def test_an_opset_that_is_high_enough_stays() -> None:
     made = model([helper.make_node("Relu", ["x"], ["y"])], inputs={"x": (1,)}, opset=22)
     assert raised(made, 13).opset_import[0].version == 22
+
+
+IMPORTS = [
+    ((("", 13), ("", 11)), 11, 21),
+    ((("", 11), ("", 13)), 13, 21),
+    ((("ai.onnx", 13), ("", 11)), 11, 13),
+    ((("", 11), ("ai.onnx", 13)), 13, 13),
+    ((("", 11), ("local", 1), ("ai.onnx", 22)), 22, 21),
+]
+
+
+@pytest.mark.parametrize(("imports", "counts", "opset"), IMPORTS)
+def test_of_several_imports_the_last_counts_and_one_is_left(
+    imports: tuple[tuple[str, int], ...], counts: int, opset: int
+) -> None:
+    node = helper.make_node("Softmax", ["x"], ["y"], axis=1)
+    made = model([node], inputs={"x": (2, 3, 4)}, opset=11, ir_version=7)
+    del made.opset_import[:]
+    made.opset_import.extend(helper.make_opsetid(*entry) for entry in imports)
+    converted = raised(made, opset)
+    standard = [o.version for o in converted.opset_import if o.domain in ("", "ai.onnx")]
+    assert standard == [max(counts, opset)]
+    x = {"x": np.ones((2, 3, 4), np.float32)}
+    assert run(made, x)[0].max() == np.float32(1 / 12 if counts < 13 else 1 / 3)
+    np.testing.assert_allclose(run(converted, x)[0], run(made, x)[0], rtol=2e-6)
+
+
+def test_the_ir_version_rises_with_the_opset_and_what_is_stored_stops_being_an_input() -> None:
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    made = model(
+        nodes, [initializer("w", [1, 2])], inputs={"x": (2,), "w": (2,)}, opset=8, ir_version=3
+    )
+    converted = raised(made, 13)
+    assert (converted.ir_version, [value.name for value in converted.graph.input]) == (7, ["x"])
+    again = raised(converted, 13)
+    assert again == converted
+
+
+def test_from_ir_version_4_on_what_callers_may_set_stays_an_input() -> None:
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    made = model(
+        nodes, [initializer("w", [1, 2])], inputs={"x": (2,), "w": (2,)}, opset=9, ir_version=4
+    )
+    assert [value.name for value in raised(made, 13).graph.input] == ["x", "w"]
 
 
 def test_a_model_without_standard_operators_gets_the_opset() -> None:
