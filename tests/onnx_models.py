@@ -25,7 +25,7 @@ from qtool import ops
 from qtool.dtypes import DTYPES
 from qtool.formats import onnx_graph
 from qtool.formats.onnx import OnnxSource
-from qtool.layouts.onnx_qdq import OnnxQdq
+from qtool.layouts.onnx_qdq import OnnxQdq, Weight
 from qtool.spec import QuantSpec
 
 Array = NDArray[Any]
@@ -120,10 +120,13 @@ def quantize(
 ) -> ModelProto:
     """Quantize the named weights of a model; the checked result, which is at path."""
     source = OnnxSource(save(made, path.with_suffix(".source.onnx")))
-    writer = OnnxQdq(source, specs, dict.fromkeys(specs, DTYPES[scale_dtype]))
-    for name, spec in specs.items():
-        writer.add(name, quantized(source.read(name), spec, scale_dtype, zero_point))
-    writer.write(path, external_data=external_data)
+    weights = {
+        name: Weight(spec, DTYPES[scale_dtype], zero_point is not None)
+        for name, spec in specs.items()
+    }
+    with OnnxQdq(source, weights, path, external_data=external_data) as writer:
+        for name, spec in specs.items():
+            writer.add(name, quantized(source.read(name), spec, scale_dtype, zero_point))
     return check(path)
 
 

@@ -454,7 +454,7 @@ def test_a_float16_scale_that_underflows_becomes_the_smallest_one(tmp_path: Path
 def test_a_float64_npz_is_rounded_once_and_says_so(tmp_path: Path) -> None:
     source = save_npz(tmp_path / "m.npz", w=WEIGHT.astype(np.float64))
     done = ok("quantize", source, "--dtype", "int8")
-    assert "warning: 1 float64 tensor was rounded to float32" in done.err
+    assert "warning: 1 tensor rounded from float64 to float32 before quantizing\n" in done.err
     found = stored(tmp_path / "m.int8.safetensors")
     assert found["w"].tolist() == ROWS
     assert found["w.scale"].dtype == np.float32

@@ -228,7 +228,7 @@ def closed_pipe() -> int:
 @pytest.mark.parametrize(
     ("command", "code"),
     [
-        pytest.param("qtool dtypes >&-", 0, id="no-output"),
+        pytest.param("qtool dtypes >&-", 1, id="no-output"),
         pytest.param("qtool quantize m.npy --dtype int8 2>&-", 0, id="no-errors"),
         pytest.param("qtool inspect - <&-", 1, id="no-input"),
     ],
@@ -240,6 +240,8 @@ def test_closed_streams_are_no_reason_for_a_traceback(
     done = shell(command, tmp_path)
     assert done.returncode == code
     assert b"Traceback" not in done.stderr
+    if ">&-" in command and code:
+        assert done.stderr == b"qtool: standard output: is closed; redirect it to a file\n"
 
 
 def test_a_full_disk_behind_standard_output_is_one_line(tmp_path: Path) -> None:

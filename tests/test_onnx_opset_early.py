@@ -58,6 +58,9 @@ CONVERTED = [
         "PRelu", 6, {}, (CHANNELS,), np.where(X < 0, X * along(CHANNELS, 1), X), id="slope"
     ),
     pytest.param("PRelu", 6, {}, (CHANNELS[:1],), np.where(X < 0, X / 2, X), id="one-slope"),
+    pytest.param(
+        "PRelu", 6, {}, (np.array(-2, np.float32),), np.where(X < 0, -2 * X, X), id="scalar"
+    ),
     pytest.param("Add", 6, {"broadcast": 1}, (LAST,), X + LAST, id="suffix"),
     pytest.param("Add", 6, {"broadcast": 0}, (X,), X + X, id="same-shape"),
     pytest.param(
@@ -134,6 +137,7 @@ REFUSED = [
     pytest.param("BatchNormalization", 6, {}, 4, "it trains unless is_test=1", id="normalization"),
     pytest.param("LpPool", 1, {"p": 2.5}, 0, "kernel_shape became required", id="kernel-shape"),
     pytest.param("GlobalLpPool", 1, {"p": 2.5}, 0, "p=2.5 is no integer", id="exponent"),
+    pytest.param("GlobalLpPool", 1, {"p": np.inf}, 0, "p=inf is no integer", id="infinite"),
     pytest.param("Cast", 1, {"to": "REAL"}, 0, "to='REAL' is no type", id="type"),
     pytest.param(
         "Add", 6, {"broadcast": 1, "axis": 4}, 1, "axis=4 is out of range", id="broadcast"
@@ -176,5 +180,5 @@ def test_a_slope_whose_meaning_depends_on_an_unknown_rank_is_refused() -> None:
 
 def test_a_slope_of_more_axes_is_refused() -> None:
     made = early("PRelu", 6, {}, (PLANES,))
-    with pytest.raises(FormatError, match=r"'PRelu'.*its slope has not one axis"):
+    with pytest.raises(FormatError, match=r"'PRelu'.*its slope has more than one axis"):
         raise_opset(made, 13, Names(made), "model.onnx")

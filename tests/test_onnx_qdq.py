@@ -15,17 +15,12 @@ from onnx_models import (
     initializer,
     model,
     quantize,
-    quantized,
     replaced,
     run,
     same,
-    save,
 )
 
-from qtool.dtypes import DTYPES
 from qtool.formats import onnx_graph
-from qtool.formats.onnx import OnnxSource
-from qtool.layouts.onnx_qdq import OnnxQdq
 from qtool.spec import Blocked, Granularity, PerAxis, QuantSpec
 
 WEIGHT = np.random.default_rng(3).normal(size=(8, 6)).astype(np.float32)
@@ -78,13 +73,6 @@ def test_codes_scale_and_zero_point_take_the_place_of_the_weight(tmp_path: Path)
         "w_scale": (TensorProto.FLOAT, [1, 3], "0000803e" * 3),
         "w_zero_point": (TensorProto.UINT4, [1, 3], "8808"),
     }
-
-
-def test_add_gives_the_bytes_that_are_stored(tmp_path: Path) -> None:
-    source = OnnxSource(save(matmul(), tmp_path / "m.onnx"))
-    spec = QuantSpec("uint4", Blocked(0, 3))
-    writer = OnnxQdq(source, {"w": spec}, {"w": DTYPES["float32"]})
-    assert writer.add("w", quantized(WEIGHT, spec, "float32", 8)) == 24 + 18 * 4 + 9
 
 
 def test_a_tied_weight_is_quantized_once(tmp_path: Path) -> None:

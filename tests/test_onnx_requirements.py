@@ -13,7 +13,7 @@ from onnx_models import constant, initializer, model, quantize, quantized, repla
 from qtool.dtypes import DTYPES
 from qtool.errors import FormatError, SpecError
 from qtool.formats.onnx import OnnxSource
-from qtool.layouts.onnx_qdq import OnnxQdq, required_opset
+from qtool.layouts.onnx_qdq import OnnxQdq, Weight, required_opset
 from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec
 
 WEIGHT = np.random.default_rng(3).normal(size=(8, 6)).astype(np.float32)
@@ -134,9 +134,9 @@ def test_a_model_that_cannot_be_converted_is_refused_from_headers_alone(tmp_path
         opset=18,
     )
     source = OnnxSource(save(made, tmp_path / "m.onnx"))
-    specs, scales = {"w": QuantSpec("int4", PerAxis(0))}, {"w": DTYPES["float32"]}
+    weight = Weight(QuantSpec("int4", PerAxis(0)), DTYPES["float32"], has_zero_point=False)
     with pytest.raises(FormatError, match=r"m\.onnx: opset 21 .*GroupNormalization"):
-        OnnxQdq(source, specs, scales)
+        OnnxQdq(source, {"w": weight}, tmp_path / "q.onnx", external_data=False)
 
 
 def test_scales_that_the_operator_does_not_take_are_refused() -> None:

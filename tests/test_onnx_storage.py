@@ -52,6 +52,11 @@ def move_out(path: Path, name: str = "weights.bin") -> Path:
     return save(made, path)
 
 
+def copy(source: OnnxSource, path: Path, *, external_data: bool) -> None:
+    with OnnxQdq(source, {}, path, external_data=external_data):
+        pass
+
+
 def data_files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.suffix == ".data")
 
@@ -108,8 +113,7 @@ def test_external_data_of_the_source_is_carried_over_and_left_alone(tmp_path: Pa
     folder.mkdir()
     outputs = []
     for external_data in (False, True):
-        writer = OnnxQdq(source, {}, {})
-        writer.write(folder / "q.onnx", external_data=external_data)
+        copy(source, folder / "q.onnx", external_data=external_data)
         assert bool(places(check(folder / "q.onnx"))) == external_data
         outputs.append(run(folder / "q.onnx", {"x": X})[0].tobytes())
     assert outputs == [run(tmp_path / "m.onnx", {"x": X})[0].tobytes()] * 2
@@ -123,10 +127,10 @@ def test_the_data_file_of_the_source_is_not_removed_with_the_model_that_shares_i
     quantize(two_weights(), path, {}, external_data=True)
     (shared,) = data_files(tmp_path)
     source = OnnxSource(save(check(path), tmp_path / "copy.onnx"))
-    OnnxQdq(source, {}, {}).write(path, external_data=False)
+    copy(source, path, external_data=False)
     assert data_files(tmp_path) == [shared]
     with pytest.raises(OutputError, match="is the source's data"):
-        OnnxQdq(source, {}, {}).write(path, external_data=True)
+        copy(source, path, external_data=True)
 
 
 def test_a_large_model_gets_a_data_file_unasked(

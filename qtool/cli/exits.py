@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import TextIOWrapper
+from io import TextIOWrapper, UnsupportedOperation
 
 import typer
 
@@ -38,6 +38,8 @@ def exit_code() -> Iterator[None]:
         _fail(_message(error), 2 if isinstance(error, UsageError) else 1)
     except MemoryError:
         _fail("out of memory: use a machine with more, or smaller tensors", 1)
+    except UnsupportedOperation:  # see process()
+        _fail("standard output: is closed; redirect it to a file", 1)
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
         _fail(f"{where}{error.strerror or error}", 1)

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from qtool.dtypes import DTYPES, DType, resolve
 from qtool.errors import FormatError, QtoolError
-from qtool.formats import onnx_graph, onnx_tensor
+from qtool.formats import onnx_graph, onnx_tensor, onnx_wire
 from qtool.formats.onnx_graph import STANDARD, Consumers, is_quantized
+from qtool.formats.onnx_tensor import Payload
 from qtool.spec import Reader, Shape, TensorInfo, reader_of
 
-# protobuf refuses larger messages.
-MAX_MODEL = 2**31 - 1
 # Before this IR version every initializer had to be a graph input too, and was a constant.
 _OVERRIDABLE = 4
 
@@ -48,7 +47,7 @@ class QuantizedUse:
 class OnnxSource:
     """An ONNX model, open for reading; safe to read from several threads.
 
-    model: the parsed file, external data not loaded. folder: where external data may be.
+    model: the parsed file, neither external data nor large raw_data loaded (see onnx_wire.py).
     tensors: the stored tensors of the top-level graph by name: its initializers, then its Constant
     nodes. overridable: the graph's inputs, which callers may set, whatever initializers they have.
     external_files: every file of external data that the model names, links resolved.
@@ -60,18 +59,17 @@ class OnnxSource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.folder = path.parent
-        self.model = _parse(path)
+        self.model = onnx_wire.parse(path)
         self.metadata: Mapping[str, str] = {e.key: e.value for e in self.model.metadata_props}
         self.tensors = self._stored()
         self.overridable = {value.name for value in self.model.graph.input}
         if self.model.ir_version < _OVERRIDABLE:
             self.overridable -= self.tensors.keys()
         regions = [
-            onnx_tensor.check(tensor, self.folder, self.thing(tensor.name))
+            onnx_tensor.check(tensor, self.path, self.thing(tensor.name))
             for tensor in onnx_graph.tensors(self.model)
         ]
-        self.external_files = {region.path for region in regions if region is not None}
+        self.external_files = {region.path for region in regions if region and not region.is_own}
         self.nbytes = sum(file.stat().st_size for file in (path, *self.external_files))
 
     def infos(self) -> Sequence[TensorInfo]:
@@ -88,15 +86,29 @@ class OnnxSource:
 
     def read(self, name: str) -> NDArray[Any]:
         """One tensor: C order, one value per element. Raises FormatError where data is missing."""
-        return onnx_tensor.array(self.tensors[name], self.folder, self.thing(name))
+        return onnx_tensor.array(self.tensors[name], self.path, self.thing(name))
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """The stored bytes of one tensor, in pieces of bounded size."""
-        return onnx_tensor.payload(self.tensors[name], self.folder, self.thing(name)).chunks()
+        return (piece.tobytes() for piece in self.stored(name).pieces())
 
-    def reading(self, name: str) -> AbstractContextManager[Reader]:
-        """A Reader of one tensor."""
-        return nullcontext(reader_of(self.read(name)))
+    @contextmanager
+    def reading(self, name: str) -> Iterator[Reader]:
+        """A Reader of one tensor; errors as read()."""
+        dtype = onnx_tensor.dtype_of(self.tensors[name], self.thing(name))
+        if dtype.bits < 8:
+            yield reader_of(self.read(name))
+            return
+        with self.stored(name).reading() as read:
+
+            def read_at(start: int, out: NDArray[Any]) -> None:
+                read(start * out.itemsize, out.view(np.uint8))
+
+            yield read_at
+
+    def stored(self, name: str) -> Payload:
+        """The stored bytes of one tensor. Raises FormatError where data is missing."""
+        return onnx_tensor.payload(self.tensors[name], self.path, self.thing(name))
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -165,30 +177,6 @@ class OnnxSource:
                 if constant is not None and node.output:
                     known[node.output[0]] = (_dtype(constant.data_type), tuple(constant.dims))
         return known
-
-
-def _parse(path: Path) -> onnx.ModelProto:
-    try:
-        size = path.stat().st_size
-        data = path.read_bytes() if 0 < size <= MAX_MODEL else b""
-    except OSError as error:
-        raise FormatError(str(path), f"cannot be read: {error.strerror}") from error
-    if size > MAX_MODEL:
-        raise FormatError(
-            str(path),
-            f"{size} bytes are more than a model file can have",
-            "keep its weights as external data",
-        )
-    try:
-        model: onnx.ModelProto = onnx.ModelProto.FromString(data)
-    except DecodeError as error:
-        raise FormatError(str(path), "is not an ONNX model, or is cut short") from error
-    if model.ir_version < 1 or not model.HasField("graph"):
-        raise FormatError(str(path), "is not an ONNX model: it has no graph")
-    # protobuf gives text that is not UTF-8 as bytes.
-    if not all(isinstance(name, str) for name in onnx_graph.names_of(model)):
-        raise FormatError(str(path), "is not an ONNX model: a name in it is not UTF-8")
-    return model
 
 
 def _dtype(code: int) -> DType | None:

@@ -8,6 +8,8 @@ Source: ONNX Changelog.md, opsets 8 to 28; for the ones before see onnx_adapters
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from onnx import NodeProto, helper
 
@@ -36,7 +38,7 @@ def _softmax(node: NodeProto, context: Context) -> list[NodeProto]:
         return [node]
     source, target = node.input[0], node.output[0]
     # Without allowzero, which opset 13 lacks, a size of 0 in the shape copies one of flat's.
-    zeros = {"allowzero": 1} if context.opset >= 14 else {}
+    zeros: dict[str, Any] = {"allowzero": 1} if context.opset >= 14 else {}
     shape, flat, result = (context.names.fresh(f"{target}_{n}") for n in ("shape", "flat", "soft"))
     node.input[0], node.output[0] = flat, result
     put(node, "axis", -1)

@@ -16,7 +16,7 @@ def _lp_pool(node: NodeProto, context: Context) -> list[NodeProto]:
     if node.op_type == "LpPool" and get(node, "kernel_shape") is None:
         raise CannotAdaptError("its attribute kernel_shape became required")
     p = pop(node, "p")
-    if p is not None and p != int(p):
+    if p is not None and not p.is_integer():
         raise CannotAdaptError(f"its attribute p={p} is no integer")
     put(node, "p", 2 if p is None else int(p))
     return [node]
@@ -53,9 +53,11 @@ def _unsqueezed(node: NodeProto, count: int, context: Context) -> list[NodeProto
 
 def _p_relu(node: NodeProto, context: Context) -> list[NodeProto]:
     """A slope of one axis was one per channel; now it would be one per element of the last axis."""
-    if context.rank(node.input[1]) != 1:
-        raise CannotAdaptError("its slope has not one axis")
-    return _unsqueezed(node, max(context.rank(node.input[0]) - 2, 0), context)
+    rank = context.rank(node.input[1])
+    if rank > 1:
+        raise CannotAdaptError("its slope has more than one axis")
+    count = max(context.rank(node.input[0]) - 2, 0) if rank else 0
+    return _unsqueezed(node, count, context)
 
 
 def _broadcast(node: NodeProto, context: Context) -> list[NodeProto]:

@@ -45,7 +45,8 @@ class Context:
         code = self.scope.type_of(tensor)[0]
         if code not in _FLOATS:
             raise CannotAdaptError(f"the type of its input {tensor!r} is not known")
-        return self.constant(value, helper.tensor_dtype_to_np_dtype(code), tensor)
+        with np.errstate(over="ignore"):  # float16 has infinity for bounds beyond all its values
+            return self.constant(value, helper.tensor_dtype_to_np_dtype(code), tensor)
 
     def rank(self, tensor: str) -> int:
         """The rank of a tensor. Raises CannotAdaptError where it is not known."""

@@ -7,10 +7,10 @@ Source: ONNX onnx.proto, TensorProto, and ONNX ExternalData.md.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 
 from qtool.dtypes import DTYPES, DType
 from qtool.errors import FormatError
+from qtool.formats.onnx_external import OWN, Region, region_of
 from qtool.packing import pack, unpack
-from qtool.spec import Shape
+from qtool.spec import Reader, Shape, reader_of
 
 _BY_CODE = {dtype.code: dtype for dtype in DTYPES.values() if dtype.code is not None}
-_PIECE = 8 << 20
+_PIECE = 1 << 20
 # NumPy's limits; no element takes more than 16 bytes.
 _MAX_RANK = 64
 _MAX_COUNT = (2**63 - 1) // 16
-_NUMBER = re.compile(r"[0-9]{1,18}")
 
 # The field that holds values without raw_data; types not listed are in int32_data.
 _FIELDS = {
@@ -43,31 +43,29 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The stored bytes of a tensor: little-endian, C order, codes below 8 bits packed."""
+    """The stored bytes of a tensor: little-endian, C order, codes below 8 bits packed.
+
+    reading: opens a Reader of them, as uint8.
+    """
 
     nbytes: int
-    chunks: Callable[[], Iterator[bytes]]
+    reading: Callable[[], AbstractContextManager[Reader]]
 
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Bytes of an external data file, checked to be there."""
-
-    path: Path
-    offset: int
-    nbytes: int
-
-    def chunks(self) -> Iterator[bytes]:
-        """The bytes in pieces. Raises FormatError where the file has shrunk meanwhile."""
-        left = self.nbytes
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            while left:
-                piece = file.read(min(left, _PIECE))
-                if not piece:
-                    raise FormatError(str(self.path), f"cut short by {left} bytes")
-                left -= len(piece)
+    def pieces(self) -> Iterator[NDArray[np.uint8]]:
+        """The bytes in pieces of at most 1 MiB, in memory that the next piece overwrites."""
+        buffer = np.empty(min(_PIECE, self.nbytes), np.uint8)
+        with self.reading() as read:
+            for start in range(0, self.nbytes, _PIECE):
+                piece = buffer[: self.nbytes - start]
+                read(start, piece)
                 yield piece
+
+    def array(self) -> NDArray[np.uint8]:
+        """All of the bytes."""
+        data = np.empty(self.nbytes, np.uint8)
+        with self.reading() as read:
+            read(0, data)
+        return data
 
 
 def dtype_of(tensor: onnx.TensorProto, thing: str) -> DType:
@@ -90,14 +88,19 @@ def shape_of(tensor: onnx.TensorProto, thing: str) -> Shape:
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
-    """Whether the values are in a file beside the model."""
+    """Whether the values are not in the message."""
     return tensor.data_location == onnx.TensorProto.EXTERNAL
 
 
-def check(tensor: onnx.TensorProto, folder: Path, thing: str) -> Region | None:
+def is_own(tensor: onnx.TensorProto) -> bool:
+    """Whether the values are in the model's file, but were not loaded."""
+    return is_external(tensor) and any(entry.value == OWN for entry in tensor.external_data)
+
+
+def check(tensor: onnx.TensorProto, model: Path, thing: str) -> Region | None:
     """Raise FormatError unless the data is there and fits type and shape.
 
-    folder: the model's folder, which external data may not leave.
+    model: the model's path, whose folder external data may not leave.
     Returns the region of an external tensor.
     """
     shape = shape_of(tensor, thing)
@@ -107,7 +110,7 @@ def check(tensor: onnx.TensorProto, folder: Path, thing: str) -> Region | None:
     if tensor.data_type == onnx.TensorProto.STRING:
         found, needed, unit = len(tensor.string_data), count, "strings"
     elif is_external(tensor):
-        return _region(tensor, folder, dtype_of(tensor, thing).nbytes(count), thing)
+        return region_of(tensor, model, dtype_of(tensor, thing).nbytes(count), thing)
     elif tensor.HasField("raw_data"):
         needed = dtype_of(tensor, thing).nbytes(count)
         found, unit = len(tensor.raw_data), "bytes"
@@ -120,23 +123,18 @@ def check(tensor: onnx.TensorProto, folder: Path, thing: str) -> Region | None:
     return None
 
 
-def payload(tensor: onnx.TensorProto, folder: Path, thing: str) -> Payload:
+def payload(tensor: onnx.TensorProto, model: Path, thing: str) -> Payload:
     """The stored bytes of a tensor, wherever they are. Raises FormatError as check() does."""
-    region = check(tensor, folder, thing)
+    region = check(tensor, model, thing)
     if region is not None:
-        return Payload(region.nbytes, region.chunks)
+        return Payload(region.nbytes, region.reading)
     dtype = dtype_of(tensor, thing)
     return Payload(dtype.nbytes(math.prod(tensor.dims)), lambda: _inline(tensor, dtype))
 
 
-def array(tensor: onnx.TensorProto, folder: Path, thing: str) -> NDArray[Any]:
+def array(tensor: onnx.TensorProto, model: Path, thing: str) -> NDArray[Any]:
     """The values, one per element, in C order. Raises FormatError as check() does."""
-    stored = payload(tensor, folder, thing)
-    data = np.empty(stored.nbytes, np.uint8)
-    start = 0
-    for piece in stored.chunks():
-        data[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
-        start += len(piece)
+    data = payload(tensor, model, thing).array()
     return unpack(data, dtype_of(tensor, thing), tuple(tensor.dims))
 
 
@@ -145,10 +143,9 @@ def tensor_proto(name: str, dtype: DType, shape: Shape) -> onnx.TensorProto:
     return onnx.TensorProto(name=name, data_type=dtype.code, dims=shape)
 
 
-def _inline(tensor: onnx.TensorProto, dtype: DType) -> Iterator[bytes]:
+def _inline(tensor: onnx.TensorProto, dtype: DType) -> AbstractContextManager[Reader]:
     raw = tensor.raw_data if tensor.HasField("raw_data") else _from_fields(tensor, dtype)
-    for start in range(0, len(raw), _PIECE):
-        yield raw[start : start + _PIECE]
+    return nullcontext(reader_of(np.frombuffer(raw, np.uint8)))
 
 
 def _field(tensor: onnx.TensorProto, dtype: DType) -> Any:
@@ -174,59 +171,3 @@ def _from_fields(tensor: onnx.TensorProto, dtype: DType) -> bytes:
     if dtype.bits < 8:
         return pack(words.astype(np.uint8).view(dtype.numpy), dtype).tobytes()
     return words.astype(f"u{dtype.bits // 8}").tobytes()
-
-
-def _region(tensor: onnx.TensorProto, folder: Path, nbytes: int, thing: str) -> Region:
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    path = _inside(entries.get("location", ""), folder, thing)
-    numbers = {}
-    for key, default in (("offset", 0), ("length", nbytes)):
-        text = entries.get(key, str(default))
-        if _NUMBER.fullmatch(text) is None:
-            raise FormatError(
-                thing,
-                f"external data has the {key} {text[:40]!r}",
-                "it must be a number of bytes, 0 or more",
-            )
-        numbers[key] = int(text)
-    if numbers["length"] != nbytes:
-        raise FormatError(
-            thing,
-            f"external data of {numbers['length']} bytes",
-            f"type and shape {tuple(tensor.dims)} need {nbytes}",
-        )
-    size = path.stat().st_size
-    if numbers["offset"] + nbytes > size:
-        raise FormatError(
-            thing,
-            f"external data at {numbers['offset']}, {nbytes} bytes long",
-            f"{path.name} ends at {size}",
-        )
-    return Region(path, numbers["offset"], nbytes)
-
-
-def _inside(location: str, folder: Path, thing: str) -> Path:
-    """The regular file at location, which must be inside folder, links followed."""
-    parts = PurePosixPath(location).parts
-    bad = not location or "\\" in location or "\0" in location or ".." in parts
-    if bad or PurePosixPath(location).is_absolute() or PureWindowsPath(location).drive:
-        raise FormatError(
-            thing,
-            f"external data location {location[:80]!r}",
-            "it must be a plain path below the model's folder",
-        )
-    try:
-        root = folder.resolve()
-        path = (root / location).resolve()
-        regular = path.is_file()
-    except (OSError, RuntimeError) as error:
-        raise FormatError(thing, f"external data {location[:80]!r} cannot be reached") from error
-    if not path.is_relative_to(root):
-        raise FormatError(
-            thing,
-            f"external data {location!r} is a link that leaves the folder",
-            "it must stay below the model's folder",
-        )
-    if not regular:
-        raise FormatError(thing, f"external data {location!r} is not a file")
-    return path

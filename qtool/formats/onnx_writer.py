@@ -6,24 +6,31 @@ the one that the old model names, and lands first.
 
 from __future__ import annotations
 
-import hashlib
+import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
+import numpy as np
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from numpy.typing import NDArray
 
-from qtool.errors import OutputError
+from qtool.errors import FormatError, OutputError
 from qtool.formats import onnx_graph, onnx_tensor
 from qtool.formats.files import replacing
-from qtool.formats.onnx import MAX_MODEL, OnnxSource
+from qtool.formats.onnx import OnnxSource
+from qtool.formats.onnx_data import DataFile
+from qtool.formats.onnx_external import OWN, place_at
+from qtool.formats.onnx_message import MessageFile
 from qtool.formats.onnx_tensor import Payload
+from qtool.formats.onnx_wire import parse
+from qtool.spec import Writer
 
 # A model of more bytes gets a data file; protobuf itself ends at 2 GiB.
 INLINE_LIMIT = 1 << 30
-# Readers map the data file into memory: tensors begin at pages.
-_ALIGNMENT = 4096
 # Smaller tensors stay in the model, where readers need them to infer shapes.
 _SMALLEST = 1024
 
@@ -38,75 +45,181 @@ _FIELDS = (
     "data_location",
 )
 
-Values = tuple[onnx.TensorProto, Payload]
+_Values = tuple[onnx.TensorProto, Payload]
 
 
-def write_model(
-    path: Path,
-    model: onnx.ModelProto,
-    values: Sequence[Values],
-    *,
-    source: OnnxSource,
-    external_data: bool,
-) -> None:
-    """Write model to path, whole or not at all; the same model gives the same bytes.
+class ModelWriter:
+    """A model being written to path, whole or not at all; the same model gives the same bytes.
 
     model: changed in place; the external data that it names lies in the source's folder.
-    values: tensors of model and the bytes that they are to hold. external_data: put the
-    initializers of 1 KiB and more into a data file, as is done anyway above 1 GiB.
+    made: initializers of its top-level graph that hold no values: writing() takes them.
+    external_data: put the initializers of 1 KiB and more into a data file, as is done anyway
+    above 1 GiB.
 
-    Raises OutputError where a file cannot be written or would replace the source's.
+    Raises OutputError where a file cannot be written or would replace the source's, or values
+    have not been stored. Leaving it completes the model.
     """
-    values = [*values, *_external(model, source)]
-    for tensor, _ in values:
-        _clear(tensor)
-    placed: list[Values] = []
-    if external_data or _size(model, values) > INLINE_LIMIT:
-        large = [*values, *_inline(model, source, values)]
-        placed = [(tensor, payload) for tensor, payload in large if payload.nbytes >= _SMALLEST]
-    for tensor, payload in values:
-        if not placed or payload.nbytes < _SMALLEST:
-            tensor.raw_data = b"".join(payload.chunks())
-    old = _own_data_files(path)
-    new = _data_file(path, placed)
-    if new is None:
-        _write_message(path, model)
-    elif new.resolve() in source.external_files:
-        raise OutputError(str(new), "is the source's data", "choose another name")
-    else:
-        existed = new.exists()
-        try:
-            _write_data(new, placed)
-            _write_message(path, model)
-        except BaseException:
-            if not existed:
-                new.unlink(missing_ok=True)
-            raise
-    for stale in old - {new}:
-        if stale.resolve() not in source.external_files:
-            stale.unlink(missing_ok=True)
+
+    def __init__(
+        self,
+        path: Path,
+        model: onnx.ModelProto,
+        made: Sequence[onnx.TensorProto],
+        *,
+        source: OnnxSource,
+        external_data: bool,
+    ) -> None:
+        self._path = path
+        self._model = model
+        self._source = source
+        self._missing = {tensor.name: tensor for tensor in made}
+        self._data_path = path.with_name(f"{path.stem}.data")  # until its content is known
+        outside, inside = _outside(model, source), _inside(model, source, made)
+        unloaded = [*outside, *(value for value in inside if onnx_tensor.is_external(value[0]))]
+        for tensor, _ in unloaded:
+            _clear(tensor)
+        nbytes = sum(map(_nbytes, made)) + sum(payload.nbytes for _, payload in unloaded)
+        self._placed: list[onnx.TensorProto] = []
+        self._copied: list[_Values] = []
+        if external_data or int(model.ByteSize()) + nbytes > INLINE_LIMIT:
+            self._placed = [tensor for tensor in made if _nbytes(tensor) >= _SMALLEST]
+            self._copied = [v for v in (*outside, *inside) if v[1].nbytes >= _SMALLEST]
+        self._has_data = bool(self._placed or self._copied)
+        if not self._has_data:
+            top_level = {id(tensor) for tensor in model.graph.initializer}
+            self._placed = list(made)
+            self._copied = [value for value in unloaded if id(value[0]) in top_level]
+        copied = {id(tensor) for tensor, _ in self._copied}
+        for tensor, payload in unloaded:
+            if id(tensor) not in copied:
+                tensor.raw_data = payload.array().tobytes()
+
+    def __enter__(self) -> Self:
+        self._numbers = {tensor.name: number for number, tensor in enumerate(self._placed)}
+        sizes = [_nbytes(tensor) for tensor in self._placed] + [p.nbytes for _, p in self._copied]
+        self._file: DataFile | MessageFile
+        with ExitStack() as stack:
+            if self._has_data:
+                landing = replacing(self._data_path, lambda: self._data_path)
+                self._file = DataFile(stack.enter_context(landing), sizes)
+            else:
+                self._place(OWN, range(len(sizes)))
+                temporary = stack.enter_context(replacing(self._path))
+                self._file = MessageFile(temporary, self._model)
+            stack.enter_context(self._file)
+            self._open = stack.pop_all()
+        return self
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Writer]:
+        """A Writer of the values of an initializer, packed as ONNX packs them; all of them have
+        been stored when it is left."""
+        if name not in self._missing:
+            raise OutputError(str(self._path), f"{name!r} needs no values or has been written")
+        if name in self._numbers:
+            with self._file.writing(self._numbers[name]) as write:
+                yield write
+        else:
+            with _writing_inline(self._missing[name]) as write:
+                yield write
+        del self._missing[name]
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._open.__exit__(kind, error, trace)
+            return
+        old = _own_data_files(self._path)
+        with self._open:
+            self._complete()
+            existed = self._data_path.exists()
+        if self._has_data:
+            try:
+                with replacing(self._path) as temporary:
+                    temporary.write_bytes(self._model.SerializeToString(deterministic=True))
+            except BaseException:
+                if not existed:
+                    self._data_path.unlink(missing_ok=True)
+                raise
+        for stale in old - {self._data_path}:
+            if stale.resolve() not in self._source.external_files:
+                stale.unlink(missing_ok=True)
+
+    def _complete(self) -> None:
+        """Copy what is not made anew, and find the name of a data file."""
+        if self._missing:
+            raise OutputError(str(self._path), f"not written: {sorted(self._missing)}")
+        for number, (_, payload) in enumerate(self._copied, len(self._placed)):
+            with self._file.writing(number) as write:
+                start = 0
+                for piece in payload.pieces():
+                    write(start, piece)
+                    start += piece.size
+        if isinstance(self._file, DataFile):
+            name = f"{self._path.stem}.{self._file.content_hash()}.data"
+            self._data_path = self._path.with_name(name)
+            if self._data_path.resolve() in self._source.external_files:
+                raise OutputError(
+                    str(self._data_path), "is the source's data", "choose another name"
+                )
+            self._place(name, self._file.offsets)
+
+    def _place(self, location: str, offsets: Sequence[int]) -> None:
+        """Let the tensors whose values are in the file name their places in it."""
+        tensors = [*self._placed, *(tensor for tensor, _ in self._copied)]
+        for tensor, offset in zip(tensors, offsets, strict=True):
+            _clear(tensor)
+            place_at(tensor, location, offset, _nbytes(tensor))
 
 
-def _external(model: onnx.ModelProto, source: OnnxSource) -> Iterator[Values]:
-    """The tensors that still name data of the source."""
-    for tensor in onnx_graph.tensors(model):
-        if onnx_tensor.is_external(tensor):
-            thing = source.thing(tensor.name)
-            yield tensor, onnx_tensor.payload(tensor, source.folder, thing)
+@contextmanager
+def _writing_inline(tensor: onnx.TensorProto) -> Iterator[Writer]:
+    """A Writer of the values of a tensor that stay in the model."""
+    values = np.zeros(_nbytes(tensor), np.uint8)
+    stored: list[int] = []
+
+    def write(offset: int, data: NDArray[Any]) -> None:
+        values[offset : offset + data.nbytes] = data.reshape(-1).view(np.uint8)
+        stored.append(data.nbytes)
+
+    yield write
+    if sum(stored) != values.size:
+        raise OutputError(
+            f"tensor {tensor.name}", f"{sum(stored)} bytes of {values.size} were written"
+        )
+    tensor.raw_data = values.tobytes()
 
 
-def _inline(model: onnx.ModelProto, source: OnnxSource, done: Sequence[Values]) -> Iterator[Values]:
-    """The initializers, nested graphs' included, that hold their own values."""
-    waiting = {id(tensor) for tensor, _ in done}
-    for graph in onnx_graph.graphs(model.graph):
-        for tensor in graph.initializer:
-            if id(tensor) not in waiting and tensor.data_type != onnx.TensorProto.STRING:
-                thing = source.thing(tensor.name)
-                yield tensor, onnx_tensor.payload(tensor, source.folder, thing)
+def _outside(model: onnx.ModelProto, source: OnnxSource) -> list[_Values]:
+    """The tensors whose values are in other files."""
+    return [
+        (tensor, onnx_tensor.payload(tensor, source.path, source.thing(tensor.name)))
+        for tensor in onnx_graph.tensors(model)
+        if onnx_tensor.is_external(tensor) and not onnx_tensor.is_own(tensor)
+    ]
 
 
-def _size(model: onnx.ModelProto, values: Sequence[Values]) -> int:
-    return int(model.ByteSize()) + sum(payload.nbytes for _, payload in values)
+def _inside(
+    model: onnx.ModelProto, source: OnnxSource, made: Sequence[onnx.TensorProto]
+) -> list[_Values]:
+    """The initializers, nested graphs' included, whose values are in the source itself."""
+    without = {id(tensor) for tensor in made}
+    return [
+        (tensor, onnx_tensor.payload(tensor, source.path, source.thing(tensor.name)))
+        for graph in onnx_graph.graphs(model.graph)
+        for tensor in graph.initializer
+        if id(tensor) not in without
+        and tensor.data_type != onnx.TensorProto.STRING
+        and (onnx_tensor.is_own(tensor) or not onnx_tensor.is_external(tensor))
+    ]
+
+
+def _nbytes(tensor: onnx.TensorProto) -> int:
+    return onnx_tensor.dtype_of(tensor, tensor.name).nbytes(math.prod(tensor.dims))
 
 
 def _clear(tensor: onnx.TensorProto) -> None:
@@ -115,58 +228,12 @@ def _clear(tensor: onnx.TensorProto) -> None:
         tensor.ClearField(field)
 
 
-def _data_file(path: Path, placed: Sequence[Values]) -> Path | None:
-    """The data file of the model at path, named after what it will hold; None for nothing."""
-    if not placed:
-        return None
-    digest = hashlib.sha256()
-    for piece in _stream(placed):
-        digest.update(piece)
-    return path.with_name(f"{path.stem}.{digest.hexdigest()[:16]}.data")
-
-
-def _write_data(target: Path, placed: Sequence[Values]) -> None:
-    """Write the data file and make the tensors name it."""
-    with replacing(target) as temporary, temporary.open("wb") as file:
-        file.writelines(_stream(placed))
-    for (tensor, payload), offset in zip(placed, _offsets(placed), strict=True):
-        _clear(tensor)
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-        place = {"location": target.name, "offset": offset, "length": payload.nbytes}
-        for key, value in place.items():
-            tensor.external_data.add(key=key, value=str(value))
-
-
-def _write_message(path: Path, model: onnx.ModelProto) -> None:
-    with replacing(path) as temporary:
-        temporary.write_bytes(model.SerializeToString(deterministic=True))
-
-
-def _offsets(placed: Sequence[Values]) -> list[int]:
-    offsets, end = [], 0
-    for _, payload in placed:
-        offsets.append(end + -end % _ALIGNMENT)
-        end = offsets[-1] + payload.nbytes
-    return offsets
-
-
-def _stream(placed: Sequence[Values]) -> Iterator[bytes]:
-    """The content of the data file."""
-    end = 0
-    for (_, payload), offset in zip(placed, _offsets(placed), strict=True):
-        yield bytes(offset - end)
-        yield from payload.chunks()
-        end = offset + payload.nbytes
-
-
 def _own_data_files(path: Path) -> set[Path]:
     """The data files that the model now at path names and that have the name of one of ours."""
     pattern = re.compile(re.escape(path.stem) + r"\.[0-9a-f]{16}\.data")
-    if not path.is_file() or path.stat().st_size > MAX_MODEL:
-        return set()
     try:
-        model = onnx.ModelProto.FromString(path.read_bytes())
-    except (OSError, DecodeError):
+        model = parse(path)
+    except FormatError:
         return set()
     locations = (e.value for t in onnx_graph.tensors(model) for e in t.external_data)
     return {path.with_name(name) for name in locations if pattern.fullmatch(name)}

@@ -85,16 +85,19 @@ def warnings(recipe: Recipe, plan: Sequence[Planned], container: str, source: So
     """What the user should know although the command succeeded."""
     found = _idle([*recipe.include, *recipe.exclude], plan)
     if container == "npy":
-        others = f" and the {len(plan) - 1} tensors left alone" if len(plan) > 1 else ""
+        others = f" and the {_tensors(len(plan) - 1)} left alone" if len(plan) > 1 else ""
         found.append(f"a .npy file holds the codes alone, without scale, zero point{others}")
     lost = sorted(set(source.metadata) - {native.KEY}) if container in ("npy", "npz") else []
     if lost:
         found.append(f".{container} has no place for the metadata {', '.join(lost)}")
     rounded = sum(p.spec is not None and p.info.dtype.name == "float64" for p in plan)
     if rounded:
-        what = "tensor was" if rounded == 1 else "tensors were"
-        found.append(f"{rounded} float64 {what} rounded to float32 before quantizing")
+        found.append(f"{_tensors(rounded)} rounded from float64 to float32 before quantizing")
     return found
+
+
+def _tensors(count: int) -> str:
+    return "1 tensor" if count == 1 else f"{count} tensors"
 
 
 def _idle(patterns: Sequence[str], plan: Sequence[Planned]) -> list[str]:
@@ -107,4 +110,4 @@ def nonfinite_warnings(tensors: Iterable[Stats]) -> list[str]:
     counts = [s.nan_count + s.inf_count for s in tensors if s.nan_count + s.inf_count]
     if not counts:
         return []
-    return [f"{sum(counts)} NaN and Inf in {len(counts)} tensors: they became codes of numbers"]
+    return [f"{sum(counts)} NaN and Inf in {_tensors(len(counts))}: they became codes of numbers"]

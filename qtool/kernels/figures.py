@@ -12,21 +12,49 @@ from qtool.kernels.compiled import Array, compiled
 from qtool.kernels.groups import has_nonfinite
 
 SUMS = 5
+_STEP = 4 * LANES
 
 
 @compiled
 def add_sums(x: Array, x_hat: Array, lanes: Array) -> None:
     """Add x^2, e^2, e, x * x_hat and x_hat^2 to five times 16 lanes, row by row of 16 elements."""
-    for row in range(0, x.size, 16):
-        for lane in range(16):
-            a = np.float64(x[row + lane])
-            b = np.float64(x_hat[row + lane])
-            e = b - a
-            lanes[lane] += a * a
-            lanes[16 + lane] += e * e
-            lanes[32 + lane] += e
-            lanes[48 + lane] += a * b
-            lanes[64 + lane] += b * b
+    whole = x.size // _STEP * _STEP
+    for row in range(0, whole, _STEP):
+        _add_rows(x[row : row + _STEP], x_hat[row : row + _STEP], lanes)
+    for row in range(whole, x.size, LANES):
+        _add_row(x[row : row + LANES], x_hat[row : row + LANES], lanes)
+
+
+@compiled
+def _add_rows(x: Array, x_hat: Array, lanes: Array) -> None:
+    """Four rows, one after the other in each lane, whose sums stay in registers meanwhile."""
+    for lane in range(LANES):
+        xx, ee, e, xy, yy = (
+            lanes[lane], lanes[16 + lane], lanes[32 + lane], lanes[48 + lane], lanes[64 + lane]
+        )  # fmt: skip
+        for row in range(4):
+            a = np.float64(x[LANES * row + lane])
+            b = np.float64(x_hat[LANES * row + lane])
+            error = b - a
+            xx += a * a
+            ee += error * error
+            e += error
+            xy += a * b
+            yy += b * b
+        lanes[lane], lanes[16 + lane], lanes[32 + lane] = xx, ee, e
+        lanes[48 + lane], lanes[64 + lane] = xy, yy
+
+
+@compiled
+def _add_row(x: Array, x_hat: Array, lanes: Array) -> None:
+    for lane in range(LANES):
+        a, b = np.float64(x[lane]), np.float64(x_hat[lane])
+        e = b - a
+        lanes[lane] += a * a
+        lanes[16 + lane] += e * e
+        lanes[32 + lane] += e
+        lanes[48 + lane] += a * b
+        lanes[64 + lane] += b * b
 
 
 @compiled

@@ -41,13 +41,16 @@ def expand(values: Array, layout: Array, start: int, first: int, out: Array) -> 
     while k < n:
         if inner_stride:
             count, rows = min(inner - c, n - k), 1
-            for i in range(count):
-                out[k + i] = values[base + c + i]
+            _copy(values[base + c : base + c + count], out[k : k + count])
+        elif left == block and inner == 1 and n - k >= block:
+            blocks = min((size - d) // block, (n - k) // block)
+            _fill_blocks(values[base : base + blocks], out[k : k + blocks * block])
+            base += blocks - 1
+            d += (blocks - 1) * block
+            count, rows = blocks * block, left
         else:
             count, rows = min(left * inner - c, n - k), left
-            value = values[base]
-            for i in range(count):
-                out[k + i] = value
+            _fill(values[base], out[k : k + count])
         k += count
         c = 0
         d += rows
@@ -58,3 +61,26 @@ def expand(values: Array, layout: Array, start: int, first: int, out: Array) -> 
                 base += outer_stride - -(-size // block) * block_stride
                 d = 0
             left = min(block, size - d)
+
+
+@compiled
+def _copy(values: Array, out: Array) -> None:
+    for i in range(out.size):
+        out[i] = values[i]
+
+
+@compiled
+def _fill(value: np.float32, out: Array) -> None:
+    for i in range(out.size):
+        out[i] = value
+
+
+@compiled
+def _fill_blocks(values: Array, out: Array) -> None:
+    block = out.size // values.size
+    rows = out.reshape(values.size, block)
+    for g in range(values.size):
+        value = values[g]
+        row = rows[g]
+        for i in range(block):
+            row[i] = value

@@ -228,9 +228,9 @@ def _nowhere(offset: int, data: Array) -> None:
     """The Writer of parts that a container has no place for."""
 
 
-def _check_names(tensors: Iterable[str], copied: Iterable[Entry]) -> None:
+def _check_names(tensors: Mapping[str, Stored], copied: Iterable[Entry]) -> None:
     """Refuse w.scale beside a w that is quantized: readers could not tell them apart."""
-    taken = {entry.name for entry in copied}
+    taken = {entry.name for entry in copied}.union(tensors)
     for name in tensors:
         for part in part_names(name)[1:]:
             if part in taken:

@@ -5,27 +5,24 @@ Source: ONNX DequantizeLinear, versions 10 to 28.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from qtool.dtypes import DTYPES, DType
+from qtool.dtypes import DType
+from qtool.engine.pool import default_jobs
 from qtool.formats import onnx_graph, onnx_tensor
 from qtool.formats.onnx import OnnxSource
 from qtool.formats.onnx_graph import STANDARD, Consumers, Names
 from qtool.formats.onnx_opset import raise_opset
-from qtool.formats.onnx_tensor import Payload
-from qtool.formats.onnx_writer import Values, write_model
-from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, Shape
-from qtool.tensor import dequantize
+from qtool.formats.onnx_writer import ModelWriter
+from qtool.layouts.onnx_tiles import Codes
+from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, Shape, Writer
 
 # The first opset whose Cast takes bfloat16.
 _CAST_BFLOAT16 = 13
-_PIECE = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,7 @@ class OnnxDequantized:
             raise_opset(self._model, _CAST_BFLOAT16, self._names, str(source.path))
         self._consumers = Consumers(self._model.graph)
         self._outputs = {value.name for value in self._model.graph.output}
-        self._values: list[Values] = []
+        self._made: dict[str, tuple[TensorProto, NodeProto, Granularity]] = {}
         self.folded: list[Folded] = []
         stored = source.tensors.keys() - source.overridable
         nodes = [
@@ -80,10 +77,14 @@ class OnnxDequantized:
         self._remove_unused({name for node in nodes for name in node.input})
 
     def write(self, path: Path, *, external_data: bool) -> None:
-        """Write the model; see write_model() for external_data and errors."""
-        write_model(
-            path, self._model, self._values, source=self._source, external_data=external_data
-        )
+        """Write the model, once; see ModelWriter for external_data and errors."""
+        made = [tensor for tensor, _, _ in self._made.values()]
+        with ModelWriter(
+            path, self._model, made, source=self._source, external_data=external_data
+        ) as writer:
+            for name, (_, node, granularity) in self._made.items():
+                with writer.writing(name) as write:
+                    self._dequantize(node, granularity, write)
 
     def _fold(self, node: NodeProto) -> None:
         """Put an initializer, and a Cast where needed, in the place of a node."""
@@ -103,10 +104,7 @@ class OnnxDequantized:
             label = self._names.fresh(f"{read}_Cast")
             graph.node.insert(index, helper.make_node("Cast", [stored], [read], label, to=result))
         graph.initializer.append(onnx_tensor.tensor_proto(stored, self._dtype, shape))
-        payload = Payload(
-            self._dtype.nbytes(math.prod(shape)), lambda: self._chunks(node, granularity)
-        )
-        self._values.append((graph.initializer[-1], payload))
+        self._made[stored] = (graph.initializer[-1], node, granularity)
         dtype = onnx_tensor.dtype_of(codes, source.thing(node.input[0]))
         self.folded.append(Folded(read, dtype, shape, granularity))
 
@@ -122,17 +120,19 @@ class OnnxDequantized:
         top_level = any(node is readers[0] for node in self._model.graph.node)
         return readers[0] if wanted and top_level else None
 
-    def _chunks(self, node: NodeProto, granularity: Granularity) -> Iterator[bytes]:
-        """The values of a node, as stored."""
-        codes, scale = (self._source.read(name) for name in node.input[:2])
-        zero_point = self._source.read(node.input[2]) if any(node.input[2:]) else None
-        if codes.dtype == np.int32 and zero_point is not None and not zero_point.any():
+    def _dequantize(self, node: NodeProto, granularity: Granularity, write: Writer) -> None:
+        """Store the values of a node."""
+        source = self._source
+        codes = source.tensors[node.input[0]]
+        dtype = onnx_tensor.dtype_of(codes, source.thing(node.input[0]))
+        scale = source.read(node.input[1])
+        zero_point = source.read(node.input[2]) if any(node.input[2:]) else None
+        if dtype.name == "int32" and zero_point is not None and not zero_point.any():
             zero_point = None  # int32 has none, but some exporters write zeros
-        computed = DTYPES["float32"] if self._dtype.name == "float64" else self._dtype
-        values = dequantize(codes, scale, zero_point, granularity, computed)
-        flat = values.astype(self._dtype.numpy, copy=False).reshape(-1).view(np.uint8)
-        for start in range(0, flat.size, _PIECE):
-            yield flat[start : start + _PIECE].tobytes()
+        with source.stored(node.input[0]).reading() as read:
+            Codes(read, dtype, tuple(codes.dims), scale, zero_point, granularity).write(
+                write, self._dtype, default_jobs()
+            )
 
     def _remove_unused(self, names: Set[str]) -> None:
         """Drop the stored tensors among names that nothing reads any more."""

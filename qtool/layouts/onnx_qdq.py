@@ -8,15 +8,14 @@ Source: ONNX DequantizeLinear, versions 10 to 28; IR.md.
 
 from __future__ import annotations
 
-import tempfile
-import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from qtool.dtypes import DTYPES, DType, names, resolve
 from qtool.errors import SpecError
@@ -24,82 +23,109 @@ from qtool.formats import onnx_graph, onnx_tensor
 from qtool.formats.onnx import OnnxSource
 from qtool.formats.onnx_graph import Names
 from qtool.formats.onnx_opset import ir_version, raise_opset
-from qtool.formats.onnx_tensor import Payload
-from qtool.formats.onnx_writer import INLINE_LIMIT, Values, write_model
+from qtool.formats.onnx_writer import ModelWriter
 from qtool.packing import pack
 from qtool.spec import QuantSpec, Shape
-from qtool.tensor import QuantizedTensor
+from qtool.tensor import QuantizedTensor, Target
 
 # The first opset whose DequantizeLinear has the granularity, and its attribute output_dtype.
 _GRANULARITIES = {"per_tensor": 10, "per_axis": 13, "blocked": 21}
 _OUTPUT_DTYPE = 23
 _FLOAT32, _FLOAT64 = DTYPES["float32"], DTYPES["float64"]
-_PIECE = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Codes, scale or zero point of a weight."""
+class Weight:
+    """What a weight is quantized to; scale_dtype: the type in which its scales are stored."""
 
-    dtype: DType
-    shape: Shape
-    payload: Payload
+    spec: QuantSpec
+    scale_dtype: DType
+    has_zero_point: bool
+
+    def parts(self, shape: Shape) -> Iterator[tuple[str, DType, Shape]]:
+        """(suffix of the name, type, shape) of the codes, the scale and the zero point."""
+        scale_shape = self.spec.granularity.scale_shape(shape)
+        yield "quantized", self.spec.dtype, shape
+        yield "scale", self.scale_dtype, scale_shape
+        if self.has_zero_point:
+            yield "zero_point", self.spec.dtype, scale_shape
 
 
 class OnnxQdq:
-    """The quantized copy of a model: planned from headers, filled weight by weight, written once.
+    """The quantized copy of a model at path: planned from headers, filled weight by weight.
 
-    specs: what the weights, named as in source.infos(), are quantized to. scale_dtypes: the
-    storage types of their scales.
+    weights: what those named so in source.infos() are quantized to. external_data: see
+    ModelWriter. Leaving it completes the file.
 
     Raises SpecError for a scale type that DequantizeLinear does not take, FormatError where the
-    model cannot be converted to the opset that the types need.
+    model cannot be converted to the opset that the types need, OutputError as ModelWriter.
     """
 
     def __init__(
         self,
         source: OnnxSource,
-        specs: Mapping[str, QuantSpec],
-        scale_dtypes: Mapping[str, DType],
+        weights: Mapping[str, Weight],
+        path: Path,
+        *,
+        external_data: bool,
     ) -> None:
-        needed = max(
-            (
-                required_opset(spec, scale_dtypes[name], self._dtype(source, name))
-                for name, spec in specs.items()
-            ),
-            default=0,
-        )
         self._source = source
-        self._parts: dict[str, tuple[list[_Part], dict[str, int]]] = {}
         self._names = Names(source.model)
         self._model = ModelProto()
         self._model.CopyFrom(source.model)
-        if needed:
+        if weights:
+            needed = max(
+                required_opset(weight.spec, weight.scale_dtype, self._dtype(name))
+                for name, weight in weights.items()
+            )
             raise_opset(self._model, needed, self._names, str(source.path))
             self._raise_ir_version(ir_version(needed))
-        # Beyond the limit, where the result gets a data file, the values wait on the disk.
-        self._spool = tempfile.SpooledTemporaryFile(INLINE_LIMIT)  # noqa: SIM115
-        weakref.finalize(self, self._spool.close)
+        self._parts: dict[str, list[str]] = {}
+        made = self._replace(weights)
+        self._writer = ModelWriter(
+            path, self._model, made, source=source, external_data=external_data
+        )
 
-    def add(self, name: str, tensor: QuantizedTensor) -> int:
-        """Store a quantized weight. Gives the bytes of its codes, scale and zero point."""
+    def __enter__(self) -> Self:
+        self._writer.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._writer.__exit__(kind, error, trace)
+
+    def add(self, name: str, tensor: QuantizedTensor) -> None:
+        """Store the codes, scale and zero point of a weight."""
         arrays = [tensor.y, tensor.scale]
         if tensor.zero_point is not None:
             arrays.append(tensor.zero_point)
-        parts = [self._keep(values) for values in arrays]
-        self._parts[name] = (parts, tensor.spec.granularity.attributes)
-        return sum(part.payload.nbytes for part in parts)
+        for part, values in zip(self._parts[name], arrays, strict=True):
+            with self._writer.writing(part) as write:
+                write(0, pack(values, resolve(values.dtype)))
 
-    def write(self, path: Path, *, external_data: bool) -> None:
-        """Write the model, once; see write_model() for external_data and errors."""
+    @contextmanager
+    def target(self, name: str) -> Iterator[Target]:
+        """Where the parts of a weight go that is quantized tile by tile."""
+        with ExitStack() as stack:
+            writers = [stack.enter_context(self._writer.writing(p)) for p in self._parts[name]]
+            codes, scale, *zero_point = writers
+            yield Target(codes, scale, zero_point[0] if zero_point else None, is_packed=True)
+
+    def _replace(self, weights: Mapping[str, Weight]) -> list[TensorProto]:
+        """Put parts that hold no values yet, and nodes, in the place of the weights."""
         graph = self._model.graph
         for index in reversed(range(len(graph.initializer))):
-            if graph.initializer[index].name in self._parts:
+            if graph.initializer[index].name in weights:
                 del graph.initializer[index]
-        values: list[Values] = []
+        first = len(graph.initializer)
         made = {
-            name: self._nodes(name, values) for name in self._source.tensors if name in self._parts
-        }
+            name: self._nodes(name, weights[name]) for name in self._source.tensors
+            if name in weights
+        }  # fmt: skip
         for index in reversed(range(len(graph.node))):
             node = graph.node[index]
             if onnx_graph.constant_value(node) is not None and node.output[0] in made:
@@ -109,35 +135,22 @@ class OnnxQdq:
         for nodes in reversed(made.values()):
             for new in reversed(nodes):
                 graph.node.insert(0, new)
-        write_model(path, self._model, values, source=self._source, external_data=external_data)
+        return list(graph.initializer[first:])
 
-    def _keep(self, array: NDArray[Any]) -> _Part:
-        dtype = resolve(array.dtype)
-        packed = pack(array, dtype)
-        start = self._spool.seek(0, 2)
-        self._spool.write(packed.data)
-        payload = Payload(packed.nbytes, lambda: self._kept(start, packed.nbytes))
-        return _Part(dtype, array.shape, payload)
-
-    def _kept(self, start: int, nbytes: int) -> Iterator[bytes]:
-        for at in range(start, start + nbytes, _PIECE):
-            self._spool.seek(at)
-            yield self._spool.read(min(_PIECE, start + nbytes - at))
-
-    def _nodes(self, name: str, values: list[Values]) -> list[NodeProto]:
+    def _nodes(self, name: str, weight: Weight) -> list[NodeProto]:
         """Add the initializers of a weight to the graph; the nodes that compute it from them."""
-        parts, granularity = self._parts[name]
-        inputs = []
-        for part, suffix in zip(parts, ("quantized", "scale", "zero_point"), strict=False):
+        shape = tuple(self._source.tensors[name].dims)
+        inputs: list[str] = []
+        for suffix, stored, part_shape in weight.parts(shape):
             inputs.append(self._names.fresh(f"{name}_{suffix}"))
-            proto = onnx_tensor.tensor_proto(inputs[-1], part.dtype, part.shape)
+            proto = onnx_tensor.tensor_proto(inputs[-1], stored, part_shape)
             self._model.graph.initializer.append(proto)
-            values.append((self._model.graph.initializer[-1], part.payload))
-        dtype = self._dtype(self._source, name)
+        self._parts[name] = inputs
+        dtype = self._dtype(name)
         result = _result(dtype)
         output = name if result == dtype else self._names.fresh(f"{name}_{result}")
-        attributes: dict[str, Any] = dict(granularity)
-        if parts[1].dtype != result and result.code is not None:
+        attributes: dict[str, Any] = weight.spec.granularity.resolve(shape).attributes
+        if weight.scale_dtype != result and result.code is not None:
             attributes["output_dtype"] = result.code
         node_name = self._names.fresh(f"{name}_DequantizeLinear")
         nodes = [helper.make_node("DequantizeLinear", inputs, [output], node_name, **attributes)]
@@ -156,9 +169,8 @@ class OnnxQdq:
                     del model.graph.input[index]
         model.ir_version = max(model.ir_version, version)
 
-    @staticmethod
-    def _dtype(source: OnnxSource, name: str) -> DType:
-        return onnx_tensor.dtype_of(source.tensors[name], source.thing(name))
+    def _dtype(self, name: str) -> DType:
+        return onnx_tensor.dtype_of(self._source.tensors[name], self._source.thing(name))
 
 
 def required_opset(spec: QuantSpec, scale: DType, weight: DType) -> int:

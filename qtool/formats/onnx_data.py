@@ -1,0 +1,102 @@
+"""The data file of an ONNX model: written in any order at known places, hashed meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from qtool.formats import writing_file
+from qtool.spec import Writer
+
+# Readers map the data file into memory: tensors begin at pages.
+_ALIGNMENT = 4096
+_PIECE = 1 << 20
+
+
+class DataFile:
+    """External data being written to path, in place; the same parts give the same bytes.
+
+    sizes: bytes of the parts, above 0, in the order in which they lie.
+    offsets: where they begin.
+
+    The content is hashed in a thread of its own, as far as it has been written without gaps.
+    """
+
+    def __init__(self, path: Path, sizes: Sequence[int]) -> None:
+        self.offsets: list[int] = []
+        self._path = path
+        self._sizes = sizes
+        self._digest = hashlib.sha256()
+        self._buffer = bytearray(_PIECE)
+        self._lock = threading.Lock()
+        self._written: dict[int, int] = {}  # begin -> end of what lies behind a gap
+        self._frontier = 0  # the end of what lies before all gaps
+        self._scheduled = 0  # up to where hashing has been ordered
+        self._pieces: list[Future[None]] = []
+        end = 0
+        for size in sizes:
+            self.offsets.append(end + -end % _ALIGNMENT)
+            self._written |= {end: self.offsets[-1]} if self.offsets[-1] > end else {}
+            end = self.offsets[-1] + size
+        self._end = end
+
+    def __enter__(self) -> DataFile:
+        self._file = self._path.open("r+b", buffering=0)
+        self._hasher = ThreadPoolExecutor(1, thread_name_prefix="qtool-hash")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._hasher.shutdown(cancel_futures=True)
+        self._file.close()
+
+    @contextmanager
+    def writing(self, index: int) -> Iterator[Writer]:
+        """A Writer of one part; errors as formats.writing_file()."""
+        begin, size = self.offsets[index], self._sizes[index]
+        with writing_file(self._file.fileno(), begin, size, str(self._path)) as write:
+
+            def write_part(offset: int, data: NDArray[Any]) -> None:
+                write(offset, data)
+                self._advance(begin + offset, begin + offset + data.nbytes)
+
+            yield write_part
+
+    def content_hash(self) -> str:
+        """The hash of the content, as 16 hexadecimal digits, once all parts are written."""
+        self._schedule(self._end)
+        for piece in self._pieces:
+            piece.result()
+        return self._digest.hexdigest()[:16]
+
+    def _advance(self, begin: int, end: int) -> None:
+        """Take note of bytes that have been written."""
+        if begin == end:
+            return
+        with self._lock:
+            self._written[begin] = end
+            while self._frontier in self._written:
+                self._frontier = self._written.pop(self._frontier)
+            self._schedule(self._frontier - self._frontier % _PIECE)
+
+    def _schedule(self, end: int) -> None:
+        """Have what lies before end hashed, in order."""
+        for start in range(self._scheduled, end, _PIECE):
+            self._pieces.append(self._hasher.submit(self._hash, start, min(start + _PIECE, end)))
+        self._scheduled = max(self._scheduled, end)
+
+    def _hash(self, start: int, end: int) -> None:
+        view = memoryview(self._buffer)[: end - start]
+        while view:
+            count = os.preadv(self._file.fileno(), [view], end - len(view))
+            if not count:
+                raise OSError(f"the data file {self._path} was cut short at {end - len(view)}")
+            view = view[count:]
+        self._digest.update(memoryview(self._buffer)[: end - start])
