@@ -47,8 +47,8 @@ def from_ranges(
         if spec.has_zero_point:
             middle = 2 ** (dtype.bits - 1)
             zero = np.full(bound.shape, middle).astype(dtype.numpy)
-        farthest = max(levels, middle - spec.qmin)  # -8 is farther from zero than 7
-        return _finite(stored(bound / levels, storage), bound, farthest, dtype), zero
+        last = max(levels, middle - spec.qmin)  # -8 is farther from zero than 7
+        return _finite(stored(bound / levels, storage), bound, last, dtype), zero
     low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
     scale = stored((high - low) / (dtype.qmax - spec.qmin), storage)
     zero_point = np.rint(spec.qmin - low / scale.astype(np.float64))

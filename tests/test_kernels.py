@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from qtool import ops
 from qtool.dtypes import DTYPES, TARGETS, resolve
 from qtool.engine import can_restore, can_stream, plain, request, restore, stream
-from qtool.engine.pool import in_order
 from qtool.errors import SpecError, TensorError
 from qtool.kernels import codes, convert, groups, pack
 from qtool.kernels.layout import expand, layout
 from qtool.packing import pack as packing_pack
+from qtool.pool import in_order
 from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec, Shape, reader_of
 from qtool.tensor import QuantizedTensor, dequantize
 

@@ -7,8 +7,8 @@ from numpy.typing import ArrayLike
 
 from qtool.dtypes import DType, resolve
 from qtool.engine import plain
-from qtool.engine.pool import default_jobs
 from qtool.engine.request import Request, given_codes, given_scale, request
+from qtool.pool import default_jobs
 from qtool.spec import QuantSpec
 from qtool.tensor import QuantizedTensor
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from qtool import ops
 from qtool.dtypes import DType
-from qtool.engine.pool import in_order
 from qtool.engine.stream import TILE
 from qtool.kernels.dequantize import decoder, dequantize
 from qtool.kernels.layout import layout
 from qtool.kernels.pack import unpack
+from qtool.pool import in_order
 from qtool.spec import Granularity, Reader, Shape, Writer
 from qtool.tensor import operator_scale
 

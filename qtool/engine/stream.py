@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from qtool import ops, scales
 from qtool.dtypes import resolve
 from qtool.engine.plain import naming, nonfinite_error
-from qtool.engine.pool import in_order
 from qtool.engine.request import Request
 from qtool.errors import TensorError
 from qtool.kernels import CHUNK
 from qtool.kernels.groups import has_nonfinite
 from qtool.kernels.tensor import TileFigures, TileQuantizer, group_span, packed, to_float32
+from qtool.pool import in_order
 from qtool.spec import Reader, Writer, reader_of
 from qtool.stats import Stats
 from qtool.tensor import Outcome, QuantizedTensor, Target, operator_scale

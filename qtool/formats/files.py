@@ -9,7 +9,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -45,8 +45,10 @@ _REMEDIES = {
 
 
 @contextmanager
-def replacing(dst: Path) -> Iterator[Path]:
+def replacing(dst: Path, named: Callable[[], Path] | None = None) -> Iterator[Path]:
     """A temporary file beside dst, to be written in place, that becomes dst on success.
+
+    named: asked once it is written for the path, in the same folder, that it becomes instead.
 
     On success it is flushed to the disk and renamed, with the permissions of the file that it
     replaces or else those of any new file; after an exception it is removed and dst is as it
@@ -56,7 +58,7 @@ def replacing(dst: Path) -> Iterator[Path]:
     Raises OutputError where dst is no regular file or cannot be written.
     """
     with _explained(dst):
-        old = _existing(dst)
+        old = None if named else _existing(dst)
         target = Path(os.path.realpath(dst))
         _remove_leftovers(target)
     temporary = target.with_name(_prefix(target) + secrets.token_hex(8))
@@ -66,7 +68,11 @@ def replacing(dst: Path) -> Iterator[Path]:
             descriptor = _create(temporary, 0o666 if old is None else 0o600)
         with _explained(dst, temporary):
             yield temporary
+        if named:
+            dst = named()
         with _explained(dst):
+            if named:
+                old, target = _existing(dst), Path(os.path.realpath(dst))
             if old is not None:
                 _take_over(old, descriptor)
             os.fsync(descriptor)

@@ -221,16 +221,16 @@ class _Job:
             writer.copy_rest()
 
     def _write_onnx(self, path: Path, *, external_data: bool) -> None:
-        from qtool.layouts.onnx_qdq import OnnxQdq
+        from qtool.layouts.onnx_qdq import OnnxQdq, Weight
 
-        quantized = [p for p in self._plan if p.spec is not None]
-        writer = OnnxQdq(
-            cast("OnnxSource", self._source),
-            {p.info.name: p.spec for p in quantized if p.spec is not None},
-            {p.info.name: p.scale_dtype for p in quantized if p.scale_dtype is not None},
-        )
-        self._quantize_into(writer)
-        writer.write(path, external_data=external_data)
+        weights = {
+            p.info.name: Weight(p.spec, p.scale_dtype, has_zero_point=len(p.entries) > 2)
+            for p in self._plan
+            if p.spec is not None and p.scale_dtype is not None
+        }
+        source = cast("OnnxSource", self._source)
+        with OnnxQdq(source, weights, path, external_data=external_data) as writer:
+            self._quantize_into(writer)
 
     def _quantize_into(self, writer: Writer) -> None:
         quantized = [(p, p.spec) for p in self._plan if p.spec is not None]

@@ -12,13 +12,13 @@ from pathlib import Path
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from qtool.dtypes import DType
-from qtool.engine.pool import default_jobs
 from qtool.formats import onnx_graph, onnx_tensor
 from qtool.formats.onnx import OnnxSource
 from qtool.formats.onnx_graph import STANDARD, Consumers, Names
 from qtool.formats.onnx_opset import raise_opset
 from qtool.formats.onnx_writer import ModelWriter
 from qtool.layouts.onnx_tiles import Codes
+from qtool.pool import default_jobs
 from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, Shape, Writer
 
 # The first opset whose Cast takes bfloat16.

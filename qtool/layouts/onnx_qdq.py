@@ -22,7 +22,7 @@ from qtool.errors import SpecError
 from qtool.formats import onnx_graph, onnx_tensor
 from qtool.formats.onnx import OnnxSource
 from qtool.formats.onnx_graph import Names
-from qtool.formats.onnx_opset import ir_version, raise_opset
+from qtool.formats.onnx_opset import raise_opset
 from qtool.formats.onnx_writer import ModelWriter
 from qtool.packing import pack
 from qtool.spec import QuantSpec, Shape
@@ -79,7 +79,6 @@ class OnnxQdq:
                 for name, weight in weights.items()
             )
             raise_opset(self._model, needed, self._names, str(source.path))
-            self._raise_ir_version(ir_version(needed))
         self._parts: dict[str, list[str]] = {}
         made = self._replace(weights)
         self._writer = ModelWriter(
@@ -158,16 +157,6 @@ class OnnxQdq:
             node_name = self._names.fresh(f"{name}_Cast")
             nodes.append(helper.make_node("Cast", [output], [name], node_name, to=dtype.code))
         return nodes
-
-    def _raise_ir_version(self, version: int) -> None:
-        model = self._model
-        if model.ir_version < 4 <= version:
-            # Initializers had to be graph inputs too; from IR version 4 on that would make them
-            # inputs that callers may set.
-            for index in reversed(range(len(model.graph.input))):
-                if model.graph.input[index].name in self._source.tensors:
-                    del model.graph.input[index]
-        model.ir_version = max(model.ir_version, version)
 
     def _dtype(self, name: str) -> DType:
         return onnx_tensor.dtype_of(self._source.tensors[name], self._source.thing(name))

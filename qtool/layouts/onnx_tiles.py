@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.dtypes import DTYPES, DType
-from qtool.engine.pool import in_order
 from qtool.packing import unpack
+from qtool.pool import in_order
 from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, Reader, Shape, Writer
 from qtool.tensor import dequantize
 
