@@ -9,6 +9,7 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ TILE = 64 * CHUNK  # elements: as float32, with codes, they fit a core's L2 cach
 _LONGEST_SPAN = 8 * TILE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Groups:
     """Scales and zero points of the groups from number first on."""
 
@@ -42,6 +43,7 @@ class _Groups:
     zero_point: Array | None
     first: int = 0
 
+    @cached_property
     def as_float32(self) -> tuple[Array, Array]:
         """Both as the kernels take them; no zero points at all mean 0."""
         zeros = np.empty(0, np.float32)
@@ -119,7 +121,7 @@ class Stream:
         else:
             values, groups = self._values(start, stop), known
             own = known.part(0, known.scale.size if start == 0 else 0)
-        codes, figures = self._quantizer.quantize(values, *groups.as_float32(), start, groups.first)
+        codes, figures = self._quantizer.quantize(values, *groups.as_float32, start, groups.first)
         stored = self._as_stored(codes, target)
         bits = self._spec.dtype.bits if target.is_packed else 8 * codes.itemsize
         target.codes(start * bits // 8, stored)
