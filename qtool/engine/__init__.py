@@ -26,8 +26,8 @@ __all__ = [
     "request",
 ]
 
-# Elements from which on loading the kernels pays: it takes as long as the plain path for so many.
-KERNELS_PAY = 1 << 24
+# Elements from which on loading the kernels pays, also where they have yet to be compiled once.
+KERNELS_PAY = 1 << 25
 # Elements of one tensor from which on tiles pay, once the kernels are loaded.
 TILES_PAY = 1 << 16
 
