@@ -106,10 +106,21 @@ def dequantize(
     granularity: Granularity,
     dtype: DTypeLike,
 ) -> Array:
-    """DequantizeLinear of codes whose scale may be in any storage type."""
-    return ops.dequantize_linear(
-        y, operator_scale(scale), zero_point, output_dtype=dtype, **granularity.attributes
+    """DequantizeLinear of codes whose scale may be in any storage type.
+
+    Differences of 16-bit codes do not fit a 16-bit float, so their products are computed in
+    float32 and rounded once.
+    """
+    output = resolve(dtype, "output_dtype")
+    wide = resolve(y.dtype).bits == output.bits == 16
+    computed = ops.dequantize_linear(
+        y,
+        operator_scale(scale),
+        zero_point,
+        output_dtype=ops.FLOAT32 if wide else output,
+        **granularity.attributes,
     )
+    return ops.cast(computed, output) if wide else computed
 
 
 def operator_scale(scale: Array) -> Array:

@@ -79,3 +79,12 @@ def test_codes_alone_are_dequantized_with_their_parameters() -> None:
     zero_point = np.array([8, 0], np.uint8).astype(ml_dtypes.uint4)
     assert dequantize(y, scale, zero_point, PerAxis(0), "float32").tolist() == [[-4, 3.5], [16, 18]]
     assert dequantize(y, scale, None, PerAxis(1), "float32").tolist() == [[0, 30], [4, 18]]
+
+
+@pytest.mark.parametrize("output", ["float16", "bfloat16"])
+@pytest.mark.parametrize("target", ["uint16", "int16"])
+def test_codes_of_16_bits_come_back_in_types_of_16_bits(target: str, output: str) -> None:
+    """65535 is Inf in float16, and code differences above 2048 are not whole numbers there."""
+    x = np.linspace(0, 1, 4097, dtype=np.float32)
+    restored = quantize(x, QuantSpec(target, PerTensor())).dequantize(output).astype(np.float64)
+    assert np.abs(restored - x).max() <= {"float16": 2.0**-12, "bfloat16": 2.0**-9}[output] + 2e-5
