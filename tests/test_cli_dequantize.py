@@ -191,7 +191,7 @@ def test_json_says_what_was_done(tmp_path: Path) -> None:
     ]
     target = tmp_path / "m.int4.float32.safetensors"
     assert done["output"] == {"name": str(target), "container": "safetensors",
-                              "bytes": target.stat().st_size}  # fmt: skip
+                              "bytes": target.stat().st_size, "external_data": None}  # fmt: skip
 
 
 def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:

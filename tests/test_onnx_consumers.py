@@ -11,7 +11,8 @@ from onnx import NodeProto, TensorProto, helper
 from onnx_models import constant, initializer, model, save
 
 from qtool.dtypes import DTYPES
-from qtool.formats.onnx import OnnxSource, QuantizedUse
+from qtool.formats.onnx import OnnxSource
+from qtool.formats.onnx_uses import QuantizedUse, uses, uses_of_stored_codes
 
 
 def make(operator: str, *inputs: str, **attributes: Any) -> NodeProto:
@@ -115,6 +116,27 @@ def test_what_a_quantized_operator_reads_is_an_obstacle(tmp_path: Path) -> None:
     assert obstacle(tmp_path, make("MatMul", "x", "w"), inputs={"x": (1, 4)}) is None
 
 
+VECTORS: list[Any] = [
+    pytest.param((1, 4, 1, 1), make("Add", "x", "w"), True, id="bias"),
+    pytest.param((1, 4), make("Mul", "x", "w"), True, id="row"),
+    pytest.param((1, 1), make("Mul", "x", "w"), True, id="scalar"),
+    pytest.param((2, 4), make("Mul", "x", "w"), False, id="matrix"),
+    pytest.param((4,), make("Mul", "x", "w"), False, id="plain-vector"),
+    pytest.param((4, 1), make("MatMul", "x", "w"), False, id="weight-of-one-output"),
+    pytest.param((4, 1, 1, 1), make("Conv", "x", "w"), False, id="depthwise"),
+]
+
+
+@pytest.mark.parametrize(("shape", "node", "is_left_alone"), VECTORS)
+def test_a_vector_in_the_shape_of_a_matrix_is_an_obstacle(
+    tmp_path: Path, shape: tuple[int, ...], node: NodeProto, is_left_alone: bool
+) -> None:
+    graph = helper.make_graph([node], "g", [], [], [initializer("w", np.ones(shape))])
+    (info,) = OnnxSource(save(helper.make_model(graph), tmp_path / "m.onnx")).infos()
+    reason = "a vector in its shape, read by no matrix operator"
+    assert info.obstacle == (reason if is_left_alone else None)
+
+
 def test_a_weight_that_training_updates_is_an_obstacle(tmp_path: Path) -> None:
     made = model([make("MatMul", "x", "w")], [W], inputs={"x": (1, 4)})
     made.training_info.add().update_binding.add(key="w", value="w_new")
@@ -169,23 +191,54 @@ USES: list[Any] = [
 
 @pytest.mark.parametrize(("node", "tensors", "use"), USES)
 def test_quantized_operators_are_described(
-    tmp_path: Path, node: NodeProto, tensors: list[TensorProto], use: QuantizedUse
+    node: NodeProto, tensors: list[TensorProto], use: QuantizedUse
 ) -> None:
     graph = helper.make_graph([constant("unrelated", [1]), node], "g", [], [], tensors)
-    assert OnnxSource(save(helper.make_model(graph), tmp_path / "m.onnx")).quantized() == [use]
+    assert uses(helper.make_model(graph)) == [use]
 
 
-def test_quantized_operators_in_nested_graphs_and_functions_are_found(tmp_path: Path) -> None:
+def test_quantized_operators_in_nested_graphs_and_functions_are_found() -> None:
     body = helper.make_graph([make("MatMulInteger", "a", "b")], "b", [], [])
     node = helper.make_node("If", ["c"], ["y"], then_branch=body, else_branch=body)
     function = helper.make_function(
         "local", "F", ["a"], ["y"], [make("ConvInteger", "a", "a")], [helper.make_opsetid("", 21)]
     )
     made = helper.make_model(helper.make_graph([node], "g", [], []), functions=[function])
-    uses = OnnxSource(save(made, tmp_path / "m.onnx")).quantized()
-    assert [use.operator for use in uses] == ["MatMulInteger", "MatMulInteger", "ConvInteger"]
+    assert [use.operator for use in uses(made)] == ["MatMulInteger", "MatMulInteger", "ConvInteger"]
 
 
-def test_a_float_model_is_not_quantized(tmp_path: Path) -> None:
+def test_a_float_model_is_not_quantized() -> None:
     made = model([make("MatMul", "x", "w")], [W], inputs={"x": (1, 4)})
-    assert OnnxSource(save(made, tmp_path / "m.onnx")).quantized() == []
+    assert uses(made) == []
+
+
+STORED = [int8("q", (2, 4)), int8("z", ()), initializer("s", 1), initializer("w", [1, 2])]
+STORED_CODES: list[Any] = [
+    pytest.param(make("DequantizeLinear", "q", "s", "z"), True, id="weight"),
+    pytest.param(make("DequantizeLinear", "x", "s", "z"), False, id="activation"),
+    pytest.param(make("QuantizeLinear", "x", "s", "z"), False, id="quantized-activation"),
+    pytest.param(make("QuantizeLinear", "w", "s", "z"), False, id="float-weight"),
+    pytest.param(make("DynamicQuantizeLinear", "x"), False, id="dynamic"),
+    pytest.param(make("MatMulInteger", "x", "q"), True, id="matmul-integer"),
+    pytest.param(make("MatMulInteger", "x", "a", "z", "z"), False, id="of-activations"),
+    pytest.param(make("QLinearConv", "x", "s", "z", "q", "s", "z", "s", "z"), True, id="conv"),
+    pytest.param(make("QLinearAdd", "x", "s", "z", "a", "s", "z", "s", "z"), False, id="add"),
+    pytest.param(make("MatMulNBits", "x", "q", "s"), True, id="matmul-nbits"),
+]
+
+
+@pytest.mark.parametrize(("node", "reads_codes"), STORED_CODES)
+def test_stored_codes_are_told_from_those_of_activations(
+    node: NodeProto, reads_codes: bool
+) -> None:
+    made = helper.make_model(helper.make_graph([node], "g", [], [], STORED))
+    assert [use.operator for use in uses_of_stored_codes(made)] == [node.op_type] * reads_codes
+
+
+def test_codes_that_a_function_takes_count_as_stored() -> None:
+    function = helper.make_function(
+        "local", "F", ["c", "s"], ["y"], [make("DequantizeLinear", "c", "s")],
+        [helper.make_opsetid("", 21)],
+    )  # fmt: skip
+    made = helper.make_model(helper.make_graph([], "g", [], []), functions=[function])
+    assert [use.operator for use in uses_of_stored_codes(made)] == ["DequantizeLinear"]

@@ -415,3 +415,73 @@ def test_what_is_not_quantized_yet_can_be_added(tmp_path: Path) -> None:
             assert kept[tensor.name] == tensor
     assert [*weights(result)] == ["w", "k"]
     check_runs(made, result, {"x": normal(2, 6, 6, 6)})
+
+
+# ------------------------------------------- files beside the model, and what is quantized already
+
+
+def test_dequantize_counts_the_data_file(tmp_path: Path) -> None:
+    made = model([make("MatMul", ["x", "w"], ["y"])], [initializer("w", normal(64, 64))],
+                 inputs={"x": (1, 64)})  # fmt: skip
+    job(made, tmp_path, dtype="int8")
+    done = qtool.dequantize_file(tmp_path / "out.onnx", tmp_path / "b.onnx", external_data=True)
+    (data,) = tmp_path.glob("b.*.data")
+    nbytes = (tmp_path / "b.onnx").stat().st_size + data.stat().st_size
+    assert done["output"] == {
+        "name": str(tmp_path / "b.onnx"), "container": "onnx", "bytes": nbytes,
+        "external_data": data.name,
+    }  # fmt: skip
+
+
+def test_a_link_to_a_model_elsewhere_may_be_the_target(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "out.onnx").symlink_to("there/m.onnx")
+    made, x = consumer("matmul")
+    made.graph.initializer[0].CopyFrom(initializer("w", normal(16, 800)))
+    del made.graph.output[0].type.tensor_type.shape.dim[:]
+    source = save(made, tmp_path / "model.onnx")
+    report = qtool.quantize_file(source, tmp_path / "out.onnx", dtype="int8", external_data=True)
+    (data,) = tmp_path.rglob("*.data")
+    assert data.parent == tmp_path / "there"
+    assert report["output"]["external_data"] == data.name
+    assert run(tmp_path / "there" / "m.onnx", x)[0].shape == (3, 800)
+
+
+def test_a_model_of_quantized_activations_is_quantized_after_it_was_dequantized(
+    tmp_path: Path,
+) -> None:
+    stored = [
+        initializer("q", RNG.integers(-128, 128, (16, 8)), np.int8), initializer("s", 0.5),
+        initializer("t", 0.25), initializer("z", 3, np.uint8),
+    ]  # fmt: skip
+    nodes = [
+        make("QuantizeLinear", ["x", "t", "z"], ["c"]),
+        make("DequantizeLinear", ["c", "t", "z"], ["a"]),
+        make("DequantizeLinear", ["q", "s"], ["w"]),
+        make("MatMul", ["a", "w"], ["y"]),
+    ]
+    source = save(model(nodes, stored, inputs={"x": (3, 16)}), tmp_path / "m.onnx")
+    with pytest.raises(qtool.QtoolError, match=r"is quantized already \(DequantizeLinear of q\)"):
+        qtool.quantize_file(source, tmp_path / "out.onnx", dtype="int4")
+    qtool.dequantize_file(source, tmp_path / "float.onnx")
+    report = qtool.quantize_file(tmp_path / "float.onnx", tmp_path / "out.onnx", dtype="int4")
+    assert [tensor["name"] for tensor in report["tensors"]] == ["w"]
+    (found,) = run(check(tmp_path / "out.onnx"), {"x": normal(3, 16)})
+    assert found.shape == (3, 8)
+
+
+def test_a_model_of_nested_weights_alone_is_refused_with_what_stands_against_them(
+    tmp_path: Path,
+) -> None:
+    def body(name: str) -> onnx.GraphProto:
+        out = helper.make_tensor_value_info("z", TensorProto.FLOAT, [3, 8])
+        nodes = [make("MatMul", ["x", "v"], ["z"])]
+        return helper.make_graph(nodes, name, [], [out], [initializer("v", normal(16, 8))])
+
+    node = make("If", ["c"], ["y"], then_branch=body("yes"), else_branch=body("no"))
+    made = model([node], [initializer("c", True, np.bool_)], inputs={"x": (3, 16)})
+    with pytest.raises(qtool.QtoolError, match=r"nothing to quantize: is in a nested graph \(2\)"):
+        job(made, tmp_path, dtype="int8")
+    copy, report = job(made, tmp_path, dtype="int8", allow_empty=True)
+    assert copy == made
+    assert [entry["name"] for entry in report["skipped"]] == ["c", "v", "v_1"]

@@ -10,7 +10,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import (
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    StringStringEntryProto,
+    TensorProto,
+    helper,
+    numpy_helper,
+)
 from onnx_models import Array, constant, initializer, model, save
 
 from qtool.dtypes import DTYPES
@@ -152,6 +160,26 @@ def test_external_data_must_be_there_and_fit(tmp_path: Path, entries: dict[str, 
         OnnxSource(external(tmp_path, **entries))
 
 
+# An entry of external_data: key and value, with their tags and lengths.
+NOT_UTF_8 = {
+    "key": b"\x0a\x08loc\xfftion\x12\x05w.bin",
+    "location": b"\x0a\x08location\x12\x05w.\xffin",
+    "offset": b"\x0a\x06offset\x12\x01\xff",
+    "length": b"\x0a\x06length\x12\x01\xff",
+}
+
+
+@pytest.mark.parametrize("entry", NOT_UTF_8.values(), ids=NOT_UTF_8)
+def test_external_data_that_is_described_by_no_text_is_refused(
+    tmp_path: Path, entry: bytes
+) -> None:
+    path = external(tmp_path)
+    made = ModelProto.FromString(path.read_bytes())
+    made.graph.initializer[0].external_data.append(StringStringEntryProto.FromString(entry))
+    with pytest.raises(FormatError, match=r"tensor 'W'.* that is not UTF-8"):
+        OnnxSource(save(made, path))
+
+
 def test_data_that_shrinks_after_opening_is_noticed(tmp_path: Path) -> None:
     source = OnnxSource(external(tmp_path, offset=8))
     (tmp_path / "m" / "w.bin").write_bytes(bytes(12))
@@ -254,3 +282,43 @@ def test_a_name_that_is_defined_twice_is_refused(tmp_path: Path) -> None:
     graph = helper.make_graph([constant("w", [1])], "g", [], [], [tensor])
     with pytest.raises(FormatError, match="'w': is defined twice"):
         OnnxSource(save(helper.make_model(graph), tmp_path / "m.onnx"))
+
+
+def test_float_tensors_of_nested_graphs_and_sparse_ones_are_listed_last(tmp_path: Path) -> None:
+    def body(value: float) -> Any:
+        inner = [constant("c", [value]), helper.make_node("Add", ["w", "c"], ["z"])]
+        stored = [initializer("w", WEIGHT * value), initializer("n", [1], np.int64)]
+        return helper.make_graph(inner, "b", [], [], stored)
+
+    sparse = SparseTensorProto(
+        values=initializer("s", [5, 6]), indices=initializer("", [0, 2], np.int64), dims=[4]
+    )
+    node = helper.make_node("If", ["x"], ["y"], then_branch=body(1), else_branch=body(2))
+    made = helper.make_model(helper.make_graph([node], "g", [], [], [initializer("w", WEIGHT)]))
+    made.graph.sparse_initializer.append(sparse)
+    source = OnnxSource(save(made, tmp_path / "m.onnx"))
+    nested = "is in a nested graph"
+    assert [(i.name, i.shape, i.nbytes, i.obstacle) for i in source.infos()] == [
+        ("w", (2, 3), 24, None),
+        ("s", (2,), 8, "is sparse"),
+        ("w_1", (2, 3), 24, nested),
+        ("c", (1,), 4, nested),
+        ("w_2", (2, 3), 24, nested),
+        ("c_1", (1,), 4, nested),
+    ]
+    assert list(source.tensors) == ["w"]
+    # helper.make_node sorts its attributes: the else branch comes first.
+    assert source.read("w_1").tolist() == (WEIGHT * 2).tolist()
+    assert b"".join(source.chunks("w_2")) == WEIGHT.tobytes()
+    assert source.read("s").tolist() == [5, 6]
+
+
+def test_what_has_no_name_is_left_alone(tmp_path: Path) -> None:
+    source = opened(
+        tmp_path,
+        constant("", WEIGHT),
+        helper.make_node("Identity", ["w"], ["y"]),
+        tensors=[initializer("", WEIGHT), initializer("w", WEIGHT)],
+    )
+    found = [(info.name, info.obstacle) for info in source.infos()]
+    assert found == [("w", None), ("", "has no name"), ("_1", "has no name")]

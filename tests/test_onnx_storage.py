@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -104,6 +105,70 @@ def test_the_data_of_the_model_that_is_replaced_goes_away(tmp_path: Path) -> Non
     assert places(check(path))["w"]["location"] == current
     quantize(two_weights(), path, {"v": INT8})
     assert data_files(tmp_path) == sorted(strangers)
+
+
+def test_data_beside_a_target_that_is_described_by_no_text_is_left_alone(tmp_path: Path) -> None:
+    path = move_out(save(two_weights(), tmp_path / "q.onnx"))
+    path.write_bytes(path.read_bytes().replace(b"weights.bin", b"weights.\xffin"))
+    quantize(two_weights(), path, {"w": INT8}, external_data=True)
+    assert len(data_files(tmp_path)) == 1
+    assert (tmp_path / "weights.bin").exists()
+
+
+def test_data_lands_with_the_model_that_a_link_points_to(tmp_path: Path) -> None:
+    folder = tmp_path / "there"
+    folder.mkdir()
+    link = tmp_path / "link.onnx"
+    link.symlink_to("there/q.onnx")
+    source = OnnxSource(save(two_weights(), tmp_path / "m.onnx"))
+    quantize(two_weights(), folder / "q.onnx", {"w": INT8}, external_data=True)
+    old = data_files(folder)
+    copy(source, link, external_data=True)
+    assert link.is_symlink()
+    assert data_files(tmp_path) == []
+    (name,) = data_files(folder)
+    assert [name] != old
+    assert name.startswith("q.")
+    assert places(check(folder / "q.onnx"))["w"]["location"] == name
+
+
+def orphan(folder: Path) -> Path:
+    """A data file as a run leaves it that is killed before its model lands."""
+    content = b"codes"
+    path = folder / f"q.{hashlib.sha256(content).hexdigest()[:16]}.data"
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("external_data", [True, False], ids=["data", "inline"])
+def test_the_data_of_a_run_that_was_killed_goes_away(tmp_path: Path, external_data: bool) -> None:
+    left = orphan(tmp_path)
+    copy(
+        OnnxSource(save(two_weights(), tmp_path / "m.onnx")),
+        tmp_path / "q.onnx",
+        external_data=external_data,
+    )
+    assert not left.exists()
+    assert len(data_files(tmp_path)) == external_data
+
+
+def test_data_that_another_model_names_stays(tmp_path: Path) -> None:
+    quantize(two_weights(), tmp_path / "q.onnx", {"w": INT8}, external_data=True)
+    (name,) = data_files(tmp_path)
+    (tmp_path / "q.onnx").rename(tmp_path / "renamed.onnx")
+    quantize(two_weights(), tmp_path / "q.onnx", {"v": INT8, "w": INT8}, external_data=True)
+    assert name in data_files(tmp_path)
+    assert len(data_files(tmp_path)) == 2
+
+
+def test_the_data_of_a_run_that_goes_on_stays(tmp_path: Path) -> None:
+    source = OnnxSource(save(two_weights(), tmp_path / "m.onnx"))
+    with OnnxQdq(source, {}, tmp_path / "q.onnx", external_data=True):
+        left = orphan(tmp_path)
+        copy(source, tmp_path / "q.onnx", external_data=False)
+        assert left.exists()
+    assert not left.exists()
+    assert places(check(tmp_path / "q.onnx"))["w"]["location"] == data_files(tmp_path)[0]
 
 
 def test_external_data_of_the_source_is_carried_over_and_left_alone(tmp_path: Path) -> None:
@@ -278,3 +343,31 @@ def test_an_axis_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     path = save(helper.make_model(graph), tmp_path / "q.onnx")
     with pytest.raises(SpecError, match="5 is out of range"):
         OnnxDequantized(OnnxSource(path), DTYPES["float32"])
+
+
+def test_what_training_alone_reads_stays(tmp_path: Path) -> None:
+    made = quantize(two_weights(), tmp_path / "q.onnx", {"v": INT8, "w": INT8})
+    training = made.training_info.add()
+    training.algorithm.node.append(helper.make_node("Cast", ["w_scale"], ["t"], to=10))
+    training.update_binding.add(key="w_quantized", value="t")
+    save(made, tmp_path / "q.onnx")
+    with pytest.MonkeyPatch.context() as patch:  # the checker knows no training
+        patch.setattr("onnx.checker.check_model", lambda *_, **__: None)
+        back = dequantized(tmp_path / "q.onnx")
+    assert sorted(t.name for t in back.graph.initializer) == ["v", "w", "w_quantized", "w_scale"]
+
+
+def test_dequantize_leaves_what_has_no_name(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "s", ""], ["w"]),
+        helper.make_node("DequantizeLinear", ["", "s"], ["v"]),
+        helper.make_node("Identity", ["w"], ["y"]),
+    ]
+    tensors = [
+        initializer("q", [[1, 2]], np.int8), initializer("s", 2), initializer("", [3]),
+    ]  # fmt: skip
+    graph = helper.make_graph(nodes, "g", [], [], tensors)
+    source = OnnxSource(save(helper.make_model(graph), tmp_path / "q.onnx"))
+    OnnxDequantized(source, DTYPES["float32"]).write(tmp_path / "b.onnx", external_data=False)
+    stored = ModelProto.FromString((tmp_path / "b.onnx").read_bytes()).graph.initializer
+    assert [tensor.name for tensor in stored] == ["s", "", "w"]

@@ -86,6 +86,14 @@ def replacing(dst: Path, named: Callable[[], Path] | None = None) -> Iterator[Pa
     _sync_folder(target.parent)
 
 
+def is_being_written(dst: Path) -> bool:
+    """Whether a temporary file that is to become dst is there, in this process or another."""
+    target = Path(os.path.realpath(dst))
+    with suppress(PermissionError):
+        return any(name.startswith(_prefix(target)) for name in os.listdir(target.parent))
+    return False
+
+
 def check_target(dst: Path, source: Path, *, force: bool) -> None:
     """Refuse a dst that must not be written, before any work is done for it.
 

@@ -81,6 +81,9 @@ def region_of(tensor: onnx.TensorProto, model: Path, nbytes: int, thing: str) ->
     Raises FormatError where they are not there, or out of bounds.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
+    # protobuf gives text that is not UTF-8 as bytes.
+    if not all(isinstance(text, str) for entry in entries.items() for text in entry):
+        raise FormatError(thing, "external data is described by text that is not UTF-8")
     location = entries.get("location", "")
     path = model if location == OWN else _inside(location, model.parent, thing)
     numbers = {}

@@ -1,8 +1,8 @@
-"""Walking an ONNX model: nested graphs, tensors, names, and who reads a tensor how."""
+"""Walking an ONNX model: nested graphs, tensors and names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain, count
 
 import onnx
@@ -35,11 +35,6 @@ _QUANTIZED = frozenset(
     )
 )
 _QUANTIZED_PREFIXES = ("QLinear", "QOrdered")
-
-# How many nodes in a row axes() looks through; a bound, because a broken graph may have cycles.
-_LOOK_THROUGH = 4
-
-Axes = tuple[int, int]
 
 
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
@@ -108,6 +103,18 @@ def read_names(model: ModelProto) -> set[str]:
     return found
 
 
+def training_reads(model: ModelProto) -> set[str]:
+    """The names that training reads, gives or updates."""
+    found: set[str] = set()
+    for info in model.training_info:
+        for graph in (info.initialization, info.algorithm):
+            found.update(name for node in all_nodes(graph.node) for name in node.input)
+            found.update(value.name for nested in graphs(graph) for value in nested.output)
+        for binding in (*info.initialization_binding, *info.update_binding):
+            found.update((binding.key, binding.value))
+    return found
+
+
 def names_of(model: ModelProto) -> Iterator[str]:
     """Every name, type of operator and domain of the model."""
     for entry in model.opset_import:
@@ -142,6 +149,31 @@ def constant_value(node: NodeProto) -> TensorProto | None:
     return None
 
 
+def stored(graph: GraphProto) -> Iterator[tuple[str, TensorProto]]:
+    """(name, tensor) of the initializers of one graph, then of its Constant nodes."""
+    for tensor in graph.initializer:
+        yield tensor.name, tensor
+    for node in graph.node:
+        value = constant_value(node)
+        if value is not None and node.output:
+            yield node.output[0], value
+
+
+def hidden(graph: GraphProto) -> Iterator[tuple[str, TensorProto, str]]:
+    """(name, tensor, why) of what a graph holds that no node of it can read as a plain tensor.
+
+    Of sparse tensors: the values that are not zero.
+    """
+    yield from ((name, tensor, "has no name") for name, tensor in stored(graph) if not name)
+    for nested in graphs(graph):
+        why = "is sparse" if nested is graph else "is in a nested graph"
+        yield from (
+            (sparse.values.name, sparse.values, why) for sparse in nested.sparse_initializer
+        )
+        if nested is not graph:
+            yield from ((name, tensor, why) for name, tensor in stored(nested))
+
+
 def is_quantized(node: NodeProto) -> bool:
     """Whether the operator works on codes."""
     return node.op_type in _QUANTIZED or node.op_type.startswith(_QUANTIZED_PREFIXES)
@@ -155,6 +187,15 @@ def attribute(node: NodeProto, name: str, default: int) -> int:
     return default
 
 
+def free_name(wanted: str, taken: Container[str]) -> str:
+    """wanted, or wanted_1, wanted_2, ...: the first that is not taken."""
+    name = wanted
+    numbers = count(1)
+    while name in taken:
+        name = f"{wanted}_{next(numbers)}"
+    return name
+
+
 class Names:
     """The names in use anywhere in a model; fresh() never returns one of them."""
 
@@ -162,80 +203,10 @@ class Names:
         self._used = set(names_of(model))
 
     def fresh(self, wanted: str) -> str:
-        """wanted, or wanted_1, wanted_2, ...: the first that is free; it is taken from now on."""
-        name = wanted
-        numbers = count(1)
-        while name in self._used:
-            name = f"{wanted}_{next(numbers)}"
+        """free_name() of it, which is taken from now on."""
+        name = free_name(wanted, self._used)
         self._used.add(name)
         return name
-
-
-class Consumers:
-    """Which nodes read each tensor of the top-level graph, nested graphs included."""
-
-    def __init__(self, graph: GraphProto) -> None:
-        self._readers: dict[str, list[tuple[NodeProto, int]]] = {}
-        self._collect(graph, frozenset())
-
-    def of(self, name: str) -> list[tuple[NodeProto, int]]:
-        """(node, index of the input) for every use of the tensor."""
-        return self._readers.get(name, [])
-
-    def axes(self, name: str, rank: int) -> Axes | None:
-        """(output axis, reduced axis) on which most of the consumers that know agree.
-
-        Where no two agree, the first one decides. Transpose, Identity and Cast are looked through.
-        """
-        return self._elect(name, rank, _LOOK_THROUGH)
-
-    def _elect(self, name: str, rank: int, depth: int) -> Axes | None:
-        votes = [
-            axes for node, index in self.of(name) if (axes := self._vote(node, index, rank, depth))
-        ]
-        return max(votes, key=votes.count) if votes else None
-
-    def _collect(self, graph: GraphProto, hidden: frozenset[str]) -> None:
-        for node in graph.node:
-            for index, name in enumerate(node.input):
-                if name and name not in hidden:
-                    self._readers.setdefault(name, []).append((node, index))
-            for nested in subgraphs(node):
-                own = {value.name for value in (*nested.input, *nested.initializer)}
-                own.update(name for inner in nested.node for name in inner.output)
-                self._collect(nested, hidden | own)
-
-    def _vote(self, node: NodeProto, index: int, rank: int, depth: int) -> Axes | None:
-        if node.op_type not in ("Identity", "Cast", "Transpose"):
-            return _axes(node, index, rank)
-        axes = self._elect(node.output[0], rank, depth - 1) if depth and node.output else None
-        if axes is None or node.op_type != "Transpose":
-            return axes
-        order = next((list(a.ints) for a in node.attribute if a.name == "perm"), None)
-        order = list(range(rank))[::-1] if order is None else order
-        return (order[axes[0]], order[axes[1]]) if sorted(order) == list(range(rank)) else None
-
-
-def _axes(node: NodeProto, index: int, rank: int) -> Axes | None:
-    """(output axis, reduced axis) of a weight of that rank at that input of the node."""
-    if rank < 2:
-        return None
-    operator = (node.op_type, index)
-    if operator in (("MatMul", 1), ("FusedMatMul", 1), ("Gemm", 1)):
-        transposed = attribute(node, "transB", 0)
-        return (rank - 2, rank - 1) if transposed else (rank - 1, rank - 2)
-    if operator in (("MatMul", 0), ("FusedMatMul", 0), ("Gemm", 0)):
-        transposed = attribute(node, "transA", 0)
-        return (rank - 1, rank - 2) if transposed else (rank - 2, rank - 1)
-    if operator in (("Conv", 1), ("FusedConv", 1)):
-        return (0, 1)
-    if operator == ("ConvTranspose", 1):
-        return (1, 0)
-    if operator == ("Gather", 0) and attribute(node, "axis", 0) in (0, -rank):
-        return (0, rank - 1)
-    if node.op_type in ("LSTM", "GRU", "RNN") and index in (1, 2):
-        return (1, 2)
-    return None
 
 
 def opset(imports: Sequence[onnx.OperatorSetIdProto]) -> onnx.OperatorSetIdProto | None:

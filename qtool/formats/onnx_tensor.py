@@ -87,6 +87,12 @@ def shape_of(tensor: onnx.TensorProto, thing: str) -> Shape:
     return shape
 
 
+def is_float(tensor: onnx.TensorProto) -> bool:
+    """Whether the elements are floats."""
+    dtype = _BY_CODE.get(tensor.data_type)
+    return dtype is not None and dtype.kind == "float"
+
+
 def is_external(tensor: onnx.TensorProto) -> bool:
     """Whether the values are not in the message."""
     return tensor.data_location == onnx.TensorProto.EXTERNAL

@@ -7,7 +7,6 @@ the one that the old model names, and lands first.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,15 +17,15 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from qtool.errors import FormatError, OutputError
+from qtool.errors import OutputError
 from qtool.formats import onnx_graph, onnx_tensor
-from qtool.formats.files import replacing
+from qtool.formats.files import is_being_written, replacing
 from qtool.formats.onnx import OnnxSource
 from qtool.formats.onnx_data import DataFile
 from qtool.formats.onnx_external import OWN, place_at
+from qtool.formats.onnx_leftovers import own_data_files, unused_data_files
 from qtool.formats.onnx_message import MessageFile
 from qtool.formats.onnx_tensor import Payload
-from qtool.formats.onnx_wire import parse
 from qtool.spec import Writer
 
 # A model of more bytes gets a data file; protobuf itself ends at 2 GiB.
@@ -69,7 +68,8 @@ class ModelWriter:
         source: OnnxSource,
         external_data: bool,
     ) -> None:
-        self._path = path
+        # The data lands beside the model, not beside a link to it.
+        self._path = path = path.resolve() if path.is_symlink() else path
         self._model = model
         self._source = source
         self._missing = {tensor.name: tensor for tensor in made}
@@ -84,6 +84,7 @@ class ModelWriter:
         if external_data or int(model.ByteSize()) + nbytes > INLINE_LIMIT:
             self._placed = [tensor for tensor in made if _nbytes(tensor) >= _SMALLEST]
             self._copied = [v for v in (*outside, *inside) if v[1].nbytes >= _SMALLEST]
+        self._is_new = False  # whether a data file lands where none was
         self._has_data = bool(self._placed or self._copied)
         if not self._has_data:
             top_level = {id(tensor) for tensor in model.graph.initializer}
@@ -100,6 +101,9 @@ class ModelWriter:
         self._file: DataFile | MessageFile
         with ExitStack() as stack:
             if self._has_data:
+                # Held from now on, it tells other runs that data may land here.
+                model = stack.enter_context(replacing(self._path))
+                stack.enter_context(self._writing_model(model))
                 landing = replacing(self._data_path, lambda: self._data_path)
                 self._file = DataFile(stack.enter_context(landing), sizes)
             else:
@@ -133,21 +137,30 @@ class ModelWriter:
         if kind is not None:
             self._open.__exit__(kind, error, trace)
             return
-        old = _own_data_files(self._path)
-        with self._open:
+        old = own_data_files(self._path)
+        with self._undone(), self._open:
             self._complete()
-            existed = self._data_path.exists()
-        if self._has_data:
-            try:
-                with replacing(self._path) as temporary:
-                    temporary.write_bytes(self._model.SerializeToString(deterministic=True))
-            except BaseException:
-                if not existed:
-                    self._data_path.unlink(missing_ok=True)
-                raise
-        for stale in old - {self._data_path}:
-            if stale.resolve() not in self._source.external_files:
-                stale.unlink(missing_ok=True)
+        if not is_being_written(self._path):
+            kept = {self._data_path, *self._source.external_files}
+            for stale in unused_data_files(self._path, old):
+                if stale.resolve() not in kept:
+                    stale.unlink(missing_ok=True)
+
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Remove the data file again where the model fails to land."""
+        try:
+            yield
+        except BaseException:
+            if self._is_new:
+                self._data_path.unlink(missing_ok=True)
+            raise
+
+    @contextmanager
+    def _writing_model(self, temporary: Path) -> Iterator[None]:
+        """Write the model once its data has landed."""
+        yield
+        temporary.write_bytes(self._model.SerializeToString(deterministic=True))
 
     def _complete(self) -> None:
         """Copy what is not made anew, and find the name of a data file."""
@@ -166,6 +179,7 @@ class ModelWriter:
                 raise OutputError(
                     str(self._data_path), "is the source's data", "choose another name"
                 )
+            self._is_new = not self._data_path.exists()
             self._place(name, self._file.offsets)
 
     def _place(self, location: str, offsets: Sequence[int]) -> None:
@@ -226,14 +240,3 @@ def _clear(tensor: onnx.TensorProto) -> None:
     """Drop the values, wherever they are."""
     for field in _FIELDS:
         tensor.ClearField(field)
-
-
-def _own_data_files(path: Path) -> set[Path]:
-    """The data files that the model now at path names and that have the name of one of ours."""
-    pattern = re.compile(re.escape(path.stem) + r"\.[0-9a-f]{16}\.data")
-    try:
-        model = parse(path)
-    except FormatError:
-        return set()
-    locations = (e.value for t in onnx_graph.tensors(model) for e in t.external_data)
-    return {path.with_name(name) for name in locations if pattern.fullmatch(name)}

@@ -82,11 +82,11 @@ def dequantize_file(
             else:
                 threads = jobs or engine.default_jobs()
                 done = _write_native(source, output, path, threads, progress or Silent())
-            nbytes = path.stat().st_size
+            written = streams.written(path, name, container)
         return {
             "command": "dequantize",
             "source": {"name": str(src), "container": container, "bytes": source.nbytes},
-            "output": {"name": name, "container": container, "bytes": nbytes},
+            "output": written,
             "tensors": [
                 {
                     "name": name,

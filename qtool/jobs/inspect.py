@@ -89,8 +89,10 @@ def _uses(source: Source) -> dict[str, dict[str, Any]]:
     """The operators of an ONNX model that work on codes, by the tensor they read first."""
     if source.container != "onnx":
         return {}
+    from qtool.formats.onnx_uses import uses
+
     rows = {}
-    for use in cast("OnnxSource", source).quantized():
+    for use in uses(cast("OnnxSource", source).model):
         row = {field.name: getattr(use, field.name) for field in fields(use)}
         name = row.pop("tensor")
         rows[name] = {k: v.name if isinstance(v, DType) else v for k, v in row.items()}

@@ -147,7 +147,7 @@ def run(
         job = _Job(readable, plan, given, progress, jobs or engine.default_jobs())
         with streams.placed(name, f"{source.path.stem}.{container}") as path:
             job.write(path, container, external_data=external_data)
-            written = _written(path, name, container)
+            written = streams.written(path, name, container)
         result = report.build(
             command,
             {
@@ -279,19 +279,6 @@ def _check_usage(
         raise UsageError("--scale", "replaces --method and --symmetric", "leave one of them out")
     if block_size is not None and block_size < 1:
         raise UsageError("--block-size", f"{block_size} is not positive", "use for example 32")
-
-
-def _written(path: Path, name: str, container: str) -> dict[str, Any]:
-    """The report's "output"."""
-    nbytes = path.stat().st_size
-    external = None
-    if container == "onnx":
-        from qtool.formats.onnx import OnnxSource
-
-        model = OnnxSource(path)
-        nbytes = model.nbytes
-        external = next((file.name for file in sorted(model.external_files)), None)
-    return {"name": name, "container": container, "bytes": nbytes, "external_data": external}
 
 
 def _settings(recipe: Recipe, given: Given | None, *, requantize: bool) -> dict[str, Any]:

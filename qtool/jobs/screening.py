@@ -29,7 +29,9 @@ def readable(source: Source, *, requantize: bool) -> Source:
     if native.read_metadata(source):
         found = "qtool"
     elif source.container == "onnx":
-        uses = cast("OnnxSource", source).quantized()
+        from qtool.formats.onnx_uses import uses_of_stored_codes
+
+        uses = uses_of_stored_codes(cast("OnnxSource", source).model)
         found = f"{uses[0].operator} of {uses[0].tensor}" if uses else ""
     else:
         found = next(iter(foreign.recognise(source.infos()).values()), "")

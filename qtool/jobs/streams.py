@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from qtool import formats
 from qtool.dtypes import DTypeLike, resolve
@@ -115,6 +115,19 @@ def placed(dst: str, name: str) -> Iterator[Path]:
                 "standard output", "cannot carry the model's data file too", "name a file with -o"
             )
         files.copy_to(path, sys.stdout.buffer)
+
+
+def written(path: Path, name: str, container: str) -> dict[str, Any]:
+    """A report's "output": the file at path, which the user calls name, and its external data."""
+    nbytes = path.stat().st_size
+    external = None
+    if container == "onnx":
+        from qtool.formats.onnx import OnnxSource
+
+        model = OnnxSource(path.resolve())
+        nbytes = model.nbytes
+        external = next((file.name for file in sorted(model.external_files)), None)
+    return {"name": name, "container": container, "bytes": nbytes, "external_data": external}
 
 
 def report_path(report: str | Path | None, dst: str) -> Path | None:

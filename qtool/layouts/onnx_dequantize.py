@@ -14,7 +14,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from qtool.dtypes import DType
 from qtool.formats import onnx_graph, onnx_tensor
 from qtool.formats.onnx import OnnxSource
-from qtool.formats.onnx_graph import STANDARD, Consumers, Names
+from qtool.formats.onnx_consumers import Consumers
+from qtool.formats.onnx_graph import STANDARD, Names
 from qtool.formats.onnx_opset import raise_opset
 from qtool.formats.onnx_writer import ModelWriter
 from qtool.layouts.onnx_tiles import Codes
@@ -59,7 +60,8 @@ class OnnxDequantized:
         if dtype.name == "bfloat16":
             raise_opset(self._model, _CAST_BFLOAT16, self._names, str(source.path))
         self._consumers = Consumers(self._model.graph)
-        self._outputs = {value.name for value in self._model.graph.output}
+        self._outputs = onnx_graph.training_reads(self._model)
+        self._outputs.update(value.name for value in self._model.graph.output)
         self._made: dict[str, tuple[TensorProto, NodeProto, Granularity]] = {}
         self.folded: list[Folded] = []
         stored = source.tensors.keys() - source.overridable
@@ -69,12 +71,13 @@ class OnnxDequantized:
             if node.op_type == "DequantizeLinear"
             and node.domain in STANDARD
             and len(node.input) > 1
+            and all((*node.input[:2], *node.output[:1]))
             and node.output
             and stored.issuperset(name for name in node.input if name)
         ]
         for node in nodes:
             self._fold(node)
-        self._remove_unused({name for node in nodes for name in node.input})
+        self._remove_unused({name for node in nodes for name in node.input if name})
 
     def write(self, path: Path, *, external_data: bool) -> None:
         """Write the model, once; see ModelWriter for external_data and errors."""

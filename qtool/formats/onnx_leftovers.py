@@ -1,0 +1,63 @@
+"""Data files of ONNX models that are of no use any more."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Set
+from contextlib import suppress
+from pathlib import Path
+
+from qtool.errors import FormatError
+from qtool.formats import onnx_graph
+from qtool.formats.onnx_wire import parse
+
+
+def own_data_files(path: Path) -> set[Path]:
+    """The data files that the model now at path names and that have the name of one of ours."""
+    try:
+        locations = _locations(path)
+    except FormatError:
+        return set()
+    return {file for file in _data_files(path) if file.name in locations}
+
+
+def unused_data_files(path: Path, old: Set[Path]) -> Iterator[Path]:
+    """The data files of the model at path that no model beside it names any more.
+
+    old: those that are known to be ours. Others, left behind by a run that was killed between its
+    data and its model, bear the hash of their content.
+    """
+    found = _data_files(path)
+    if not found:
+        return
+    named: set[str] = set()
+    for other in path.parent.iterdir():
+        if other.suffix.lower() == ".onnx" and other.is_file():
+            with suppress(FormatError):
+                named |= _locations(other)
+    for file in found:
+        if file.name not in named and (file in old or _bears_hash(file)):
+            yield file
+
+
+def _data_files(path: Path) -> set[Path]:
+    """The files with names of data files of the model at path."""
+    pattern = re.compile(re.escape(path.stem) + r"\.[0-9a-f]{16}\.data")
+    with suppress(PermissionError):  # a folder may be writable and not readable
+        return {f for f in path.parent.iterdir() if pattern.fullmatch(f.name) and f.is_file()}
+    return set()
+
+
+def _bears_hash(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return False
+    return path.name.endswith(f".{digest[:16]}.data")
+
+
+def _locations(path: Path) -> set[str]:
+    """What the tensors of a model at path say of external data."""
+    return {entry.value for t in onnx_graph.tensors(parse(path)) for entry in t.external_data}

@@ -1,0 +1,133 @@
+"""The operators of an ONNX model that work on codes, and what is known of their quantization."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+from itertools import chain
+
+import onnx
+
+from qtool.dtypes import DTYPES, DType, resolve
+from qtool.errors import QtoolError
+from qtool.formats import onnx_graph
+from qtool.formats.onnx_graph import STANDARD, is_quantized
+from qtool.spec import Shape
+
+# What is known of a tensor.
+_Known = tuple[DType | None, Shape | None]
+_UNKNOWN: _Known = (None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedUse:
+    """An operator that works on codes, and what is known of how it is quantized.
+
+    tensor: the operator's first input. granularity: "per_tensor", "per_axis" or "blocked".
+    """
+
+    tensor: str
+    operator: str
+    dtype: DType | None
+    granularity: str | None
+    axis: int | None
+    block_size: int | None
+    scale_dtype: DType | None
+
+
+def uses(model: onnx.ModelProto) -> list[QuantizedUse]:
+    """Every operator that works on codes, in nested graphs and functions too."""
+    known = _types(model)
+    return [_use(node, known) for node in _nodes(model)]
+
+
+def uses_of_stored_codes(model: onnx.ModelProto) -> list[QuantizedUse]:
+    """Those that read codes which the model stores: weights, and not activations alone.
+
+    The inputs of functions count as stored.
+    """
+    known = _types(model)
+    codes = {name for function in model.functions for name in function.input}
+    for graph in onnx_graph.graphs(model.graph):
+        codes.update(name for name, tensor in onnx_graph.stored(graph) if _may_be_codes(tensor))
+    return [_use(node, known) for node in _nodes(model) if not codes.isdisjoint(_data(node))]
+
+
+def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    functions = (function.node for function in model.functions)
+    nodes = onnx_graph.all_nodes(chain(model.graph.node, *functions))
+    return (node for node in nodes if is_quantized(node))
+
+
+def _data(node: onnx.NodeProto) -> Set[str]:
+    """The inputs that may be codes of weights."""
+    if node.op_type == "DequantizeLinear":
+        return set(node.input[:1])  # its zero point is of their type
+    return set() if node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") else set(node.input)
+
+
+def _may_be_codes(tensor: onnx.TensorProto) -> bool:
+    """Whether the values are no floats of 16 bits or more, and no lone zero point."""
+    dtype = _dtype(tensor.data_type)
+    is_plain = dtype is None or (dtype.kind == "float" and dtype.bits > 8)
+    return not is_plain and math.prod(tensor.dims) > 1
+
+
+def _types(model: onnx.ModelProto) -> dict[str, _Known]:
+    known: dict[str, _Known] = {}
+    for graph in onnx_graph.graphs(model.graph):
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            known[value.name] = (_dtype(value.type.tensor_type.elem_type), None)
+        for name, tensor in onnx_graph.stored(graph):
+            known[name] = (_dtype(tensor.data_type), tuple(tensor.dims))
+    known[""] = _UNKNOWN  # an input that is left out
+    return known
+
+
+def _dtype(code: int) -> DType | None:
+    try:
+        return resolve(code) if code else None
+    except QtoolError:
+        return None
+
+
+def _use(node: onnx.NodeProto, known: Mapping[str, _Known]) -> QuantizedUse:
+    inputs = [known.get(name, _UNKNOWN) for name in node.input] + [_UNKNOWN] * 3
+    if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or node.domain not in STANDARD:
+        block_size = onnx_graph.attribute(node, "block_size", 0) or None
+        bits = onnx_graph.attribute(node, "bits", 0)
+        dtype = DTYPES.get(f"uint{bits}") if bits else None
+        return QuantizedUse(
+            node.input[0] if node.input else "",
+            node.op_type,
+            dtype,
+            "blocked" if block_size else None,
+            None,
+            block_size,
+            None,
+        )
+    (stored, _), (scale_dtype, scale_shape), (zero_dtype, _) = inputs[:3]
+    if node.op_type == "QuantizeLinear":
+        output = onnx_graph.attribute(node, "output_dtype", DTYPES["uint8"].code or 0)
+        stored = zero_dtype or _dtype(output)
+    block_size = onnx_graph.attribute(node, "block_size", 0) or None
+    granularity = _granularity(scale_shape, block_size)
+    axis = onnx_graph.attribute(node, "axis", 1)
+    return QuantizedUse(
+        node.input[0] if node.input else "",
+        node.op_type,
+        stored or zero_dtype,
+        granularity,
+        axis if granularity in ("per_axis", "blocked") else None,
+        block_size,
+        scale_dtype,
+    )
+
+
+def _granularity(scale: Shape | None, block_size: int | None) -> str | None:
+    if block_size:
+        return "blocked"
+    if scale is None:
+        return None
+    return "per_tensor" if scale in ((), (1,)) else "per_axis"
