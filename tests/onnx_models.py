@@ -23,8 +23,8 @@ from onnx import (
 
 from qtool import ops
 from qtool.dtypes import DTYPES
-from qtool.formats import onnx_graph
 from qtool.formats.onnx import OnnxSource
+from qtool.formats.onnx import graph as onnx_graph
 from qtool.layouts.onnx_qdq import OnnxQdq, Weight
 from qtool.spec import QuantSpec
 

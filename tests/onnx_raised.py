@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 from onnx import ModelProto
 
-from qtool.formats.onnx_graph import Names
-from qtool.formats.onnx_opset import raise_opset
+from qtool.formats.onnx.graph import Names
+from qtool.formats.onnx.opset import raise_opset
 
 
 def raised(made: ModelProto, opset: int) -> ModelProto:

@@ -12,7 +12,7 @@ from onnx_models import constant, initializer, model, save
 
 from qtool.dtypes import DTYPES
 from qtool.formats.onnx import OnnxSource
-from qtool.formats.onnx_uses import QuantizedUse, uses, uses_of_stored_codes
+from qtool.formats.onnx.uses import QuantizedUse, uses, uses_of_stored_codes
 
 
 def make(operator: str, *inputs: str, **attributes: Any) -> NodeProto:

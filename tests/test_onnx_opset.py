@@ -15,9 +15,9 @@ from onnx_raised import raised
 
 import qtool
 from qtool.errors import FormatError
-from qtool.formats.onnx_adapters import ADAPTERS
-from qtool.formats.onnx_graph import Names
-from qtool.formats.onnx_opset import ir_version, raise_opset
+from qtool.formats.onnx.adapters import ADAPTERS
+from qtool.formats.onnx.graph import Names
+from qtool.formats.onnx.opset import ir_version, raise_opset
 
 X = np.random.default_rng(5).normal(size=(2, 4, 6, 8)).astype(np.float32)
 

@@ -11,8 +11,8 @@ from onnx import ModelProto, TensorProto, helper
 from onnx_models import Array, initializer, run
 
 from qtool.errors import FormatError
-from qtool.formats.onnx_graph import Names
-from qtool.formats.onnx_opset import raise_opset
+from qtool.formats.onnx.graph import Names
+from qtool.formats.onnx.opset import raise_opset
 
 X = np.random.default_rng(7).normal(size=(2, 3, 4, 5)).astype(np.float32)
 ONES = np.ones(3, np.float32)

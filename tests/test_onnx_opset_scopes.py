@@ -10,8 +10,8 @@ from onnx_models import model, run
 from onnx_raised import raised
 
 from qtool.errors import FormatError
-from qtool.formats.onnx_graph import Names
-from qtool.formats.onnx_opset import raise_opset
+from qtool.formats.onnx.graph import Names
+from qtool.formats.onnx.opset import raise_opset
 
 X = np.random.default_rng(5).normal(size=(2, 4, 6, 8)).astype(np.float32)
 

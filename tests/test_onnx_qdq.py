@@ -20,7 +20,7 @@ from onnx_models import (
     same,
 )
 
-from qtool.formats import onnx_graph
+from qtool.formats.onnx import graph as onnx_graph
 from qtool.spec import Blocked, Granularity, PerAxis, QuantSpec
 
 WEIGHT = np.random.default_rng(3).normal(size=(8, 6)).astype(np.float32)

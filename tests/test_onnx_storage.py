@@ -17,8 +17,9 @@ from onnx_models import Array, check, constant, initializer, model, quantize, ru
 
 from qtool.dtypes import DTYPES
 from qtool.errors import OutputError, SpecError
-from qtool.formats import files, onnx_writer
+from qtool.formats import files
 from qtool.formats.onnx import OnnxSource
+from qtool.formats.onnx import writer as onnx_writer
 from qtool.layouts.onnx_dequantize import OnnxDequantized
 from qtool.layouts.onnx_qdq import OnnxQdq
 from qtool.spec import Blocked, PerAxis, PerTensor, QuantSpec

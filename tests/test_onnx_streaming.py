@@ -24,7 +24,7 @@ from qtool import engine
 from qtool.dtypes import DTYPES
 from qtool.errors import FormatError, OutputError, TensorError
 from qtool.formats.onnx import OnnxSource
-from qtool.formats.onnx_data import DataFile
+from qtool.formats.onnx.data import DataFile
 from qtool.layouts import onnx_tiles
 from qtool.layouts.onnx_qdq import OnnxQdq, Weight
 from qtool.packing import pack

@@ -12,7 +12,7 @@ from onnx_jobs import check_runs, job, network, normal, reseed
 from onnx_models import check, constant, initializer, model
 
 import qtool
-from qtool.formats import onnx_writer
+from qtool.formats.onnx import writer as onnx_writer
 
 make = helper.make_node
 

@@ -89,7 +89,7 @@ def _uses(source: Source) -> dict[str, dict[str, Any]]:
     """The operators of an ONNX model that work on codes, by the tensor they read first."""
     if source.container != "onnx":
         return {}
-    from qtool.formats.onnx_uses import uses
+    from qtool.formats.onnx.uses import uses
 
     rows = {}
     for use in uses(cast("OnnxSource", source).model):

@@ -29,7 +29,7 @@ def readable(source: Source, *, requantize: bool) -> Source:
     if native.read_metadata(source):
         found = "qtool"
     elif source.container == "onnx":
-        from qtool.formats.onnx_uses import uses_of_stored_codes
+        from qtool.formats.onnx.uses import uses_of_stored_codes
 
         uses = uses_of_stored_codes(cast("OnnxSource", source).model)
         found = f"{uses[0].operator} of {uses[0].tensor}" if uses else ""

@@ -12,12 +12,13 @@ from pathlib import Path
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from qtool.dtypes import DType
-from qtool.formats import onnx_graph, onnx_tensor
 from qtool.formats.onnx import OnnxSource
-from qtool.formats.onnx_consumers import Consumers
-from qtool.formats.onnx_graph import STANDARD, Names
-from qtool.formats.onnx_opset import raise_opset
-from qtool.formats.onnx_writer import ModelWriter
+from qtool.formats.onnx import graph as onnx_graph
+from qtool.formats.onnx import tensor as onnx_tensor
+from qtool.formats.onnx.consumers import Consumers
+from qtool.formats.onnx.graph import STANDARD, Names
+from qtool.formats.onnx.opset import raise_opset
+from qtool.formats.onnx.writer import ModelWriter
 from qtool.layouts.onnx_tiles import Codes
 from qtool.pool import default_jobs
 from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, Shape, Writer

@@ -19,11 +19,12 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from qtool.dtypes import DTYPES, DType, names, resolve
 from qtool.errors import SpecError
-from qtool.formats import onnx_graph, onnx_tensor
 from qtool.formats.onnx import OnnxSource
-from qtool.formats.onnx_graph import Names
-from qtool.formats.onnx_opset import raise_opset
-from qtool.formats.onnx_writer import ModelWriter
+from qtool.formats.onnx import graph as onnx_graph
+from qtool.formats.onnx import tensor as onnx_tensor
+from qtool.formats.onnx.graph import Names
+from qtool.formats.onnx.opset import raise_opset
+from qtool.formats.onnx.writer import ModelWriter
 from qtool.packing import pack
 from qtool.spec import QuantSpec, Shape
 from qtool.tensor import QuantizedTensor, Target

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from onnx import NodeProto, TensorProto, helper
 
-from qtool.formats.onnx_rewriting import Adapter, CannotAdaptError, Context, get, pop, put
+from qtool.formats.onnx.rewriting import Adapter, CannotAdaptError, Context, get, pop, put
 
 
 def _lp_pool(node: NodeProto, context: Context) -> list[NodeProto]:

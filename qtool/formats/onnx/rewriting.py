@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from qtool.formats.onnx_graph import Names
-from qtool.formats.onnx_scope import Scope
+from qtool.formats.onnx.graph import Names
+from qtool.formats.onnx.scope import Scope
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 

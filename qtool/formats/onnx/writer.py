@@ -18,14 +18,15 @@ import onnx
 from numpy.typing import NDArray
 
 from qtool.errors import OutputError
-from qtool.formats import onnx_graph, onnx_tensor
 from qtool.formats.files import is_being_written, replacing
 from qtool.formats.onnx import OnnxSource
-from qtool.formats.onnx_data import DataFile
-from qtool.formats.onnx_external import OWN, place_at
-from qtool.formats.onnx_leftovers import own_data_files, unused_data_files
-from qtool.formats.onnx_message import MessageFile
-from qtool.formats.onnx_tensor import Payload
+from qtool.formats.onnx import graph as onnx_graph
+from qtool.formats.onnx import tensor as onnx_tensor
+from qtool.formats.onnx.data import DataFile
+from qtool.formats.onnx.external import OWN, place_at
+from qtool.formats.onnx.leftovers import own_data_files, unused_data_files
+from qtool.formats.onnx.message import MessageFile
+from qtool.formats.onnx.tensor import Payload
 from qtool.spec import Writer
 
 # A model of more bytes gets a data file; protobuf itself ends at 2 GiB.

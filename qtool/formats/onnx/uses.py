@@ -11,8 +11,8 @@ import onnx
 
 from qtool.dtypes import DTYPES, DType, resolve
 from qtool.errors import QtoolError
-from qtool.formats import onnx_graph
-from qtool.formats.onnx_graph import STANDARD, is_quantized
+from qtool.formats.onnx import graph as onnx_graph
+from qtool.formats.onnx.graph import STANDARD, is_quantized
 from qtool.spec import Shape
 
 # What is known of a tensor.

@@ -17,10 +17,12 @@ import onnx
 from numpy.typing import NDArray
 
 from qtool.errors import FormatError
-from qtool.formats import onnx_graph, onnx_tensor, onnx_wire
-from qtool.formats.onnx_consumers import Consumers
-from qtool.formats.onnx_graph import is_quantized
-from qtool.formats.onnx_tensor import Payload
+from qtool.formats.onnx import graph as onnx_graph
+from qtool.formats.onnx import tensor as onnx_tensor
+from qtool.formats.onnx import wire as onnx_wire
+from qtool.formats.onnx.consumers import Consumers
+from qtool.formats.onnx.graph import is_quantized
+from qtool.formats.onnx.tensor import Payload
 from qtool.spec import Reader, TensorInfo, reader_of
 
 # Before this IR version every initializer had to be a graph input too, and was a constant.

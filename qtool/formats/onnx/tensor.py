@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from qtool.dtypes import DTYPES, DType
 from qtool.errors import FormatError
-from qtool.formats.onnx_external import OWN, Region, region_of
+from qtool.formats.onnx.external import OWN, Region, region_of
 from qtool.packing import pack, unpack
 from qtool.spec import Reader, Shape, reader_of
 

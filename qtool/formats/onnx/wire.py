@@ -14,8 +14,8 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import GraphProto, ModelProto, TensorProto
 
 from qtool.errors import FormatError
-from qtool.formats import onnx_graph
-from qtool.formats.onnx_external import OWN, place_at
+from qtool.formats.onnx import graph as onnx_graph
+from qtool.formats.onnx.external import OWN, place_at
 
 # protobuf refuses larger messages.
 _MAX_MODEL = 2**31 - 1

@@ -14,11 +14,12 @@ from typing import Any
 from onnx import ModelProto, NodeProto, defs
 
 from qtool.errors import FormatError
-from qtool.formats import onnx_graph, onnx_scope
-from qtool.formats.onnx_adapters import ADAPTERS
-from qtool.formats.onnx_graph import STANDARD, Names
-from qtool.formats.onnx_rewriting import CannotAdaptError, Context
-from qtool.formats.onnx_scope import Scope
+from qtool.formats.onnx import graph as onnx_graph
+from qtool.formats.onnx import scope as onnx_scope
+from qtool.formats.onnx.adapters import ADAPTERS
+from qtool.formats.onnx.graph import STANDARD, Names
+from qtool.formats.onnx.rewriting import CannotAdaptError, Context
+from qtool.formats.onnx.scope import Scope
 
 # The IR version that was released with an opset, from the first opset that needs it.
 _IR_VERSIONS = (

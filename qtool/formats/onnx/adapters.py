@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, helper
 
-from qtool.formats.onnx_adapters_early import EARLY
-from qtool.formats.onnx_rewriting import (
+from qtool.formats.onnx.adapters_early import EARLY
+from qtool.formats.onnx.rewriting import (
     Adapter,
     CannotAdaptError,
     Context,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import GraphProto, NodeProto
 
-from qtool.formats.onnx_graph import attribute, subgraphs
+from qtool.formats.onnx.graph import attribute, subgraphs
 
 # How many nodes in a row axes() looks through; a bound, because a broken graph may have cycles.
 _LOOK_THROUGH = 4

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from qtool.formats import onnx_wire, write_at, writing_file
+from qtool.formats import write_at, writing_file
+from qtool.formats.onnx import wire as onnx_wire
 from qtool.spec import Writer
 
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from qtool.errors import FormatError
-from qtool.formats import onnx_graph
-from qtool.formats.onnx_wire import parse
+from qtool.formats.onnx import graph as onnx_graph
+from qtool.formats.onnx.wire import parse
 
 
 def own_data_files(path: Path) -> set[Path]:

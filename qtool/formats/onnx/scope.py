@@ -20,7 +20,7 @@ from onnx import (
     numpy_helper,
 )
 
-from qtool.formats import onnx_graph
+from qtool.formats.onnx import graph as onnx_graph
 
 # Constants of more elements are not values that shape inference looks at.
 _LARGE = 1024
