@@ -30,15 +30,3 @@ def float16_to_float32(source: Array, bits: Array, values: Array) -> None:
         sign = np.uint32(np.uint32(source[i] & np.uint16(0x8000)) << np.uint32(16))
         special = np.uint32(0x7F800000) if magnitude >= np.uint32(0x7C00) else np.uint32(0)
         bits[i] = np.uint32(bits[i] | np.uint32(sign | special))
-
-
-@compiled
-def float32_to_bfloat16(bits: Array, out: Array) -> None:
-    """bits: uint32 bits of float32; out: uint16 bits of bfloat16, rounded to nearest even."""
-    for i in range(bits.size):
-        b = bits[i]
-        odd = np.uint32(np.uint32(b >> np.uint32(16)) & np.uint32(1))
-        rounded = np.uint32(np.uint32(b + np.uint32(np.uint32(0x7FFF) + odd)) >> np.uint32(16))
-        is_nan = np.uint32(b & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-        nan = np.uint32(np.uint32(b >> np.uint32(16)) | np.uint32(0x40))
-        out[i] = np.uint16(nan if is_nan else rounded)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from qtool.dtypes import DTYPES, DType
+from qtool.dtypes import DType
 from qtool.kernels import CHUNK
 from qtool.kernels.codes import grid
 from qtool.kernels.compiled import Array
@@ -17,13 +17,7 @@ from qtool.kernels.pack import pack
 from qtool.kernels.tiles import quantize_floats, quantize_integers
 from qtool.spec import Blocked, PerAxis, QuantSpec, Shape
 
-SOURCES = tuple(DTYPES[name] for name in ("float32", "float16", "bfloat16"))
 _HIGHEST, _LOWEST = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
-
-
-def can_quantize(source: DType, spec: QuantSpec, precision: DType) -> bool:
-    """Whether the kernels know the case; ops knows all of them."""
-    return source in SOURCES and precision.name == "float32" and spec.saturate
 
 
 def group_span(shape: Shape, spec: QuantSpec) -> tuple[int, int] | None:
@@ -41,7 +35,7 @@ def group_span(shape: Shape, spec: QuantSpec) -> tuple[int, int] | None:
 
 
 def to_float32(raw: Array, source: DType, out: Array) -> Array:
-    """Elements of one of SOURCES as float32: themselves, or in out."""
+    """Elements of float32, float16 or bfloat16 as float32: themselves, or in out."""
     if source.name == "float32":
         return raw
     out = out[: raw.size]
