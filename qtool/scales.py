@@ -39,8 +39,7 @@ def from_ranges(
     dtype = spec.dtype
     if spec.semantics == "dynamic":
         return ops.dynamic_parameters(low.astype(np.float32), high.astype(np.float32), dtype)
-    low, high = low.astype(np.float64), high.astype(np.float64)
-    bound = np.maximum(-low, high)
+    bound = np.maximum(-low, high).astype(np.float64)
     if spec.symmetric:
         levels = 2.0 ** (dtype.bits - 1) - 1 if dtype.kind == "uint" else dtype.qmax
         zero, middle = None, 0
@@ -49,6 +48,7 @@ def from_ranges(
             zero = np.full(bound.shape, middle).astype(dtype.numpy)
         last = max(levels, middle - spec.qmin)  # -8 is farther from zero than 7
         return _finite(stored(bound / levels, storage), bound, last, dtype), zero
+    low, high = low.astype(np.float64), high.astype(np.float64)
     low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
     scale = stored((high - low) / (dtype.qmax - spec.qmin), storage)
     zero_point = np.rint(spec.qmin - low / scale.astype(np.float64))
@@ -93,8 +93,10 @@ def stored(scale: Array, storage: DType) -> Array:
         rounded = np.ldexp(1.0, exponent)
     else:
         smallest = float(storage.limits.smallest_subnormal)
-        nearest = scale if storage == ops.FLOAT32 else ops.round_to_grid(scale, storage)
-        rounded = np.clip(nearest, smallest, storage.qmax)
+        rounded = scale if storage == ops.FLOAT32 else ops.round_to_grid(scale, storage)
+        if smallest <= rounded.min(initial=smallest) and rounded.max(initial=0.0) <= storage.qmax:
+            return rounded.astype(storage.numpy)
+        rounded = np.clip(rounded, smallest, storage.qmax)
     return np.asarray(np.where(scale == 0, 1.0, rounded).astype(storage.numpy))
 
 

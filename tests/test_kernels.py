@@ -17,8 +17,8 @@ from qtool import ops
 from qtool.dtypes import DTYPES, TARGETS, resolve
 from qtool.engine import can_restore, can_stream, plain, request, restore, stream
 from qtool.errors import SpecError, TensorError
-from qtool.kernels import codes, convert, groups, pack
-from qtool.kernels.layout import expand, layout
+from qtool.kernels import tensor as codes
+from qtool.kernels.geometry import layout
 from qtool.packing import pack as packing_pack
 from qtool.pool import in_order
 from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec, Shape, reader_of

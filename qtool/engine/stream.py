@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool import ops, scales
+from qtool import ops, packing, scales
 from qtool.dtypes import resolve
 from qtool.engine.plain import naming, nonfinite_error
 from qtool.engine.request import Request
 from qtool.errors import TensorError
 from qtool.kernels import CHUNK
-from qtool.kernels.groups import has_nonfinite
-from qtool.kernels.tensor import TileFigures, TileQuantizer, group_span, packed, to_float32
+from qtool.kernels.geometry import group_span
+from qtool.kernels.tensor import TileFigures, TileQuantizer
 from qtool.pool import in_order
 from qtool.spec import Reader, Writer, reader_of
 from qtool.stats import Stats
@@ -33,6 +33,8 @@ Array = NDArray[Any]
 TILE = 64 * CHUNK  # elements: as float32, with codes, they fit a core's L2 cache
 # Groups that lie within so many elements are read once; others in two passes.
 _LONGEST_SPAN = 8 * TILE
+# Tiles whose figures are added up at once.
+_TOGETHER = 64
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,11 @@ class Stream:
         self._spec = asked.spec
         self._jobs = jobs
         self._moved = moved
-        self._quantizer = TileQuantizer(asked.shape, asked.spec)
+        self._quantizer = TileQuantizer(asked.shape, asked.source, asked.spec)
         self._buffers = threading.local()
-        self._span = group_span(asked.shape, asked.spec)
+        dynamic = asked.spec.semantics == "dynamic"
+        self._refuses = dynamic or asked.spec.nonfinite == "error"
+        self._span = group_span(asked.shape, asked.spec.granularity)
 
     def quantize(self, target: Target) -> Outcome:
         """Quantize and store all of it. Raises TensorError as engine.quantize()."""
@@ -92,19 +96,25 @@ class Stream:
             known = _Groups(*self._choose())
         stats, count, low, high = Stats(), 0, math.inf, -math.inf
         zero_points: list[Array] = []
+        recent: list[TileFigures] = []
         tiles = in_order(lambda start: self._tile(start, known, target), self._starts(), self._jobs)
         for figures, groups in tiles:
-            _merge(stats, figures)
+            recent.append(figures)
+            if len(recent) == _TOGETHER:
+                _merge(stats, recent)
+                recent.clear()
             self._moved(figures.elements * self._source.numpy.itemsize)
             if groups.scale.size:
                 count += groups.scale.size
-                scale = groups.scale.astype(np.float64)
-                low, high = min(low, float(scale.min())), max(high, float(scale.max()))
+                low, high = min(low, float(groups.scale.min())), max(high, float(groups.scale.max()))
             if groups.zero_point is not None:
                 zero_points.append(groups.zero_point)
+        _merge(stats, recent)
         if target.zero_point is not None and zero_points:
             codes = np.concatenate(zero_points)
-            target.zero_point(0, self._as_stored(codes.view(f"u{codes.itemsize}"), target))
+            if target.is_packed:
+                codes = packing.pack(codes, self._spec.dtype)
+            target.zero_point(0, codes.view(np.uint8))
         storage = self._asked.storage if known is None else resolve(known.scale.dtype)
         return Outcome(self._spec, ops.FLOAT32, storage, count, low, high, bool(zero_points), stats)
 
@@ -121,10 +131,14 @@ class Stream:
         else:
             values, groups = self._values(start, stop), known
             own = known.part(0, known.scale.size if start == 0 else 0)
-        codes, figures = self._quantizer.quantize(values, *groups.as_float32, start, groups.first)
-        stored = self._as_stored(codes, target)
-        bits = self._spec.dtype.bits if target.is_packed else 8 * codes.itemsize
-        target.codes(start * bits // 8, stored)
+        width = self._width(target)
+        codes = self._buffer("codes", np.uint8, -(-values.size * width // 8))
+        figures = self._quantizer.quantize(
+            values, *groups.as_float32, start, groups.first, width, codes
+        )
+        if self._refuses and figures.nonfinite:
+            raise self._nonfinite()
+        target.codes(start * width // 8, codes)
         if own.scale.size:
             target.scale(own.first * own.scale.itemsize, own.scale)
         return figures, own
@@ -136,7 +150,7 @@ class Stream:
         begin, end = start // length * length, -(-stop // length) * length
         window = self._values(begin, end)
         first = begin // length * count
-        ranges = self._quantizer.ranges(window, begin, first, (end - begin) // length * count)
+        ranges = self._ranges(window, begin, first, (end - begin) // length * count)
         groups = _Groups(*scales.from_ranges(*ranges, self._spec, self._asked.storage), first)
         own = groups.part(-(-start // length) * count, -(-stop // length) * count)
         return window[start - begin : stop - begin], groups, own
@@ -147,7 +161,7 @@ class Stream:
 
         def ranges(start: int) -> tuple[Array, Array]:
             values = self._values(start, min(start + TILE, self._size))
-            return self._quantizer.ranges(values, start, 0, math.prod(shape))
+            return self._ranges(values, start, 0, math.prod(shape))
 
         low, high = np.full((2, math.prod(shape)), np.nan, np.float32)
         for tile_low, tile_high in in_order(ranges, self._starts(), self._jobs):
@@ -159,15 +173,17 @@ class Stream:
             )
         return scale.reshape(-1), None if zero_point is None else zero_point.reshape(-1)
 
+    def _ranges(self, values: Array, start: int, first: int, count: int) -> tuple[Array, Array]:
+        ranges = self._quantizer.ranges(values, start, first, count)
+        if ranges is None:
+            raise self._nonfinite()
+        return ranges
+
     def _values(self, begin: int, end: int) -> Array:
-        """Elements as float32, in memory that the thread's next call overwrites."""
+        """Elements as they are stored, in memory that the thread's next call overwrites."""
         raw = self._buffer("raw", self._source.numpy, end - begin)
         self._read(begin, raw)
-        values = to_float32(raw, self._source, self._buffer("values", np.float32, end - begin))
-        refuses = self._spec.nonfinite == "error" or self._spec.semantics == "dynamic"
-        if refuses and has_nonfinite(values.view(np.int32)):
-            raise self._nonfinite()
-        return values
+        return raw
 
     def _buffer(self, name: str, dtype: Any, size: int) -> Array:
         buffer = getattr(self._buffers, name, None)
@@ -176,14 +192,10 @@ class Stream:
             setattr(self._buffers, name, buffer)
         return buffer[:size]
 
-    def _as_stored(self, codes: Array, target: Target) -> Array:
-        """Codes as uint8 or uint16, packed where the target wants that, else one per element."""
-        dtype = self._spec.dtype
-        if dtype.bits >= 8:
-            return codes
-        if target.is_packed:
-            return packed(codes, dtype)
-        return codes & np.uint8((1 << dtype.bits) - 1)
+    def _width(self, target: Target) -> int:
+        """Bits of a stored code: its own where the target wants codes packed, else whole bytes."""
+        bits = self._spec.dtype.bits
+        return bits if target.is_packed else max(bits, 8)
 
     def _nonfinite(self) -> TensorError:
         """What is wrong, from a pass over the whole tensor."""
@@ -223,15 +235,18 @@ def _writer_of(array: Array) -> Writer:
     return write
 
 
-def _merge(stats: Stats, tile: TileFigures) -> None:
-    """Add the figures of the tile that follows on what stats has."""
-    low, high, zeros, flushed, nan, inf, at = (int(count) for count in tile.counts)
-    added = Stats(tile.elements, nan, inf, zeros, low, high, flushed)
-    if tile.elements > nan + inf:
-        smallest, largest = tile.extremes
-        added.min, added.max = smallest + 0.0, largest + 0.0
-        added.max_abs_error = float(tile.worst[0])
-        added.max_abs_error_at = at - stats.elements
+def _merge(stats: Stats, tiles: Sequence[TileFigures]) -> None:
+    """Add the figures of tiles that follow on what stats has."""
+    if not tiles:
+        return
+    low, high, zeros, flushed, nan, inf = (int(n) for n in sum(t.counts[:6] for t in tiles))
+    added = Stats(sum(t.elements for t in tiles), nan, inf, zeros, low, high, flushed)
+    if added.elements > nan + inf:
+        added.min, added.max = TileFigures.extremes(tiles)
+        worst = max(tiles, key=lambda tile: float(tile.worst[0]))
+        added.max_abs_error = float(worst.worst[0])
+        added.max_abs_error_at = int(worst.counts[6]) - stats.elements
     stats.merge(added)
     with np.errstate(invalid="ignore"):  # Inf - Inf
-        stats.sums = np.add.accumulate(np.concatenate([stats.sums[None], tile.sums]))[-1]
+        sums = np.concatenate([stats.sums[None], *(tile.sums for tile in tiles)])
+        stats.sums = np.add.accumulate(sums)[-1]

@@ -209,10 +209,11 @@ def _restore(
 ) -> None:
     """Dequantize one tensor tile by tile."""
     from qtool.engine.restore import restore
-    from qtool.kernels.compiled import announced
+    from qtool.kernels import machine
 
     stored = source.tensors[name]
-    with announced(progress.note), source.reading_codes(name) as read:
+    machine.load(progress.note)
+    with source.reading_codes(name) as read:
         restore(
             read, write, stored.shape, stored.dtype, stored.granularity,
             *source.parameters(name), output, jobs=jobs, moved=progress.advance,

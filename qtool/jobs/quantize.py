@@ -255,10 +255,10 @@ class _Job:
 
     def _stream(self, asked: engine.Request, writer: Writer) -> Outcome:
         from qtool.engine.stream import Stream
-        from qtool.kernels.compiled import announced
+        from qtool.kernels import machine
 
+        machine.load(self._progress.note)
         with (
-            announced(self._progress.note),
             self._source.reading(asked.name) as read,
             writer.target(asked.name) as target,
         ):

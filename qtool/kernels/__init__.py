@@ -8,3 +8,6 @@ from __future__ import annotations
 # The order of summation, which stats.py states: elements of a chunk, lanes within one.
 CHUNK = 4096
 LANES = 16
+
+# Elements of which a kernel keeps everything in a core's L1 cache.
+PART = 1024

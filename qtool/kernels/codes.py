@@ -1,136 +1,99 @@
 """Codes and reconstructions of float32 elements, each with its own scale and zero point.
 
 The same numbers as ops.rounded, ops.saturate_cast and ops.scaled give with float32 precision.
+x, scale, zero: from their beginning on, n elements; codes: one each in wide; clipped: counts low
+and high.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from qtool.dtypes import DType
-from qtool.kernels.compiled import Array, compiled
+from qtool.kernels.compiled import Pointer, inlined
+
+_INF = np.int32(0x7F800000)
 
 
-@compiled
+@inlined
 def integers(
-    x: Array,
-    scale: Array,
-    zero: Array,
-    qmin: np.float32,
-    qmax: np.float32,
+    x: Pointer,
+    at: int,
+    n: int,
+    scale: Pointer,
+    zero: Pointer,
+    limits: Pointer,
     zero_first: bool,
-    wide: Array,
-    x_hat: Array,
-    clipped: Array,
+    codes: Pointer,
+    x_hat: Pointer,
+    clipped: Pointer,
 ) -> None:
-    """wide = saturate(round(x / scale) + zero) as int32; x_hat = (wide - zero) * scale.
+    """codes = saturate(round(x / scale) + zero); x_hat = (codes - zero) * scale.
 
     The sum is exact in float32 wherever it is not clipped. zero_first: oneDNN's order,
-    round(x / scale + zero). clipped: counts low and high.
+    round(x / scale + zero). limits: qmin, qmax.
     """
+    qmin, qmax = np.float32(limits[0]), np.float32(limits[1])
     low, high = np.int32(0), np.int32(0)
-    for i in range(x.size):
-        q = np.float32(x[i] / scale[i])
-        v = np.rint(np.float32(q + zero[i])) if zero_first else np.float32(np.rint(q) + zero[i])
+    for i in range(n):
+        z, s = zero[i], scale[i]
+        q = np.float32(x[at + i] / s)
+        v = np.rint(np.float32(q + z)) if zero_first else np.float32(np.rint(q) + z)
         low = np.int32(low + np.int32(v < qmin))
         high = np.int32(high + np.int32(v > qmax))
         code = v if v >= qmin else qmin
         code = code if code <= qmax else qmax
-        code = code if v == v else zero[i]
-        wide[i] = np.int32(code)
-        x_hat[i] = np.float32(code - zero[i]) * scale[i]
+        code = code if v == v else z
+        codes[i] = np.int32(code)
+        x_hat[i] = np.float32(code - z) * s
     clipped[0] += low
     clipped[1] += high
 
 
-def grid(dtype: DType) -> Array:
-    """What the kernels must know of a float type, as int32.
-
-    shift: mantissa bits of float32 that are dropped; normal: bits of the smallest normal value;
-    magic: bits of the float32 whose last bit counts smallest subnormal values; rebias: difference
-    of the exponents' biases, in place; top: code of the largest finite value; sign: place of the
-    sign bit; whether there is a negative zero; nan: code of NaN.
-    """
-    mantissa, emin = dtype.limits.nmant, dtype.limits.minexp
-    shift = 23 - mantissa
-    rebias = (126 + emin) << mantissa
-    normal, magic, largest = np.array(
-        [2.0**emin, 2.0 ** (emin - mantissa + 23), dtype.qmax], np.float32
-    ).view(np.int32)
-    nan = np.array(np.nan if dtype.has_nan else 0.0).astype(dtype.numpy).view(np.uint8)
-    has_negative_zero = not dtype.name.endswith("fnuz")
-    top = (int(largest) >> shift) - rebias
-    return np.array(
-        (shift, normal, magic, rebias, top, dtype.bits - 1, has_negative_zero, nan), np.int32
-    )
-
-
-@compiled
-def quotients(x: Array, scale: Array, magic: np.float32, quotient: Array, shifted: Array) -> None:
-    """quotient = x / scale; shifted = |quotient| + magic, whose last bits count subnormals."""
-    for i in range(x.size):
-        q = np.float32(x[i] / scale[i])
-        quotient[i] = q
-        shifted[i] = np.float32(np.abs(q) + magic)
-
-
-@compiled
-def magnitudes(
-    quotient: Array, shifted: Array, grid: Array, magnitude: Array, decoded: Array, clipped: Array
+@inlined
+def floats(
+    x: Pointer,
+    at: int,
+    n: int,
+    scale: Pointer,
+    limits: Pointer,
+    grid: Pointer,
+    codes: Pointer,
+    x_hat: Pointer,
+    clipped: Pointer,
 ) -> None:
-    """Codes without sign of the quotients, and what reconstruct() needs of their values.
+    """Codes of a float type and x_hat = value * scale; grid, limits: see tensor.grid().
 
-    quotient, shifted: results of quotients(), as int32 bits. A normal number keeps the leading
-    bits of its quotient; a subnormal one is the count of smallest values in the last bits of
-    shifted. decoded: bits of the value, or of the value + magic for subnormals.
+    Adding a power of two whose last bit counts what the quotient's last digit on the type's grid
+    does, and subtracting it again, rounds half to even; exponents stop at those of the smallest
+    normal and of the largest value. A normal value's code is its leading bits; a subnormal one's
+    is its number of smallest values, the last bits of value + magic.
     """
-    shift, normal, magic, rebias, top = grid[0], grid[1], grid[2], grid[3], grid[4]
-    half = np.int32(np.int32(np.int32(1) << np.int32(shift - 1)) - 1)
-    low, high = np.int32(0), np.int32(0)
-    for i in range(quotient.size):
-        b = np.int32(quotient[i])
-        a = np.int32(b & np.int32(0x7FFFFFFF))
-        odd = np.int32(np.int32(a >> shift) & np.int32(1))
-        leading = np.int32(np.int32(a + np.int32(half + odd)) >> shift)
-        is_normal = a >= normal
-        code = np.int32(leading - rebias) if is_normal else np.int32(shifted[i] - magic)
-        over = np.int32(code > top) & np.int32(a <= np.int32(0x7F800000))
+    shift, normal, highest, rebias = grid[0], grid[1], grid[2], grid[3]
+    sign, negative_zero, nan = grid[4], grid[5], grid[6]
+    largest, magic = np.float32(limits[0]), np.float32(limits[1])
+    magic_bits = np.float32(magic).view(np.int32)
+    raised = np.int32(shift << np.int32(23))
+    over, over_negative = np.int32(0), np.int32(0)
+    for i in range(n):
+        s = scale[i]
+        q = np.float32(x[at + i] / s)
+        b = np.float32(q).view(np.int32)
         negative = np.int32(np.int32(b >> np.int32(31)) & np.int32(1))
-        low = np.int32(low + np.int32(over & negative))
-        high = np.int32(high + np.int32(over & np.int32(negative ^ np.int32(1))))
-        code = code if code < top else top
-        magnitude[i] = code
-        value = np.int32(np.int32(code + rebias) << shift)
-        decoded[i] = value if is_normal else np.int32(code + magic)
-    clipped[0] += low
-    clipped[1] += high
-
-
-@compiled
-def reconstruct(
-    quotient: Array,
-    decoded: Array,
-    scale: Array,
-    normal: np.float32,
-    magic: np.float32,
-    x_hat: Array,
-) -> None:
-    """x_hat = the signed value * scale; NaN for NaN. quotient, decoded: as float32."""
-    for i in range(quotient.size):
-        q = quotient[i]
-        value = decoded[i] - (np.float32(0) if np.abs(q) >= normal else magic)
-        value = value if q >= 0 else -value
-        x_hat[i] = np.float32(value if q == q else q) * scale[i]
-
-
-@compiled
-def signed(quotient: Array, grid: Array, magnitude: Array, wide: Array) -> None:
-    """Codes from magnitudes: the sign, and NaN."""
-    sign, negative_zero, nan = grid[5], grid[6], grid[7]
-    for i in range(quotient.size):
-        b = np.int32(quotient[i])
-        code = magnitude[i]
-        negative = np.int32(np.int32(b >> np.int32(31)) & np.int32(1))
-        negative = negative if np.int32(code | negative_zero) else np.int32(0)
-        code = np.int32(code | np.int32(negative << sign))
-        wide[i] = nan if np.int32(b & np.int32(0x7FFFFFFF)) > np.int32(0x7F800000) else code
+        power = np.int32(b & _INF)
+        power = power if power > normal else normal
+        power = power if power < highest else highest
+        unit = np.int32(power + raised).view(np.float32)
+        value = np.float32(np.float32(np.abs(q) + unit) - unit)
+        is_over = np.int32(value > largest)
+        over = np.int32(over + is_over)
+        over_negative = np.int32(over_negative + np.int32(is_over & negative))
+        value = largest if value > largest else value
+        v = np.float32(value).view(np.int32)
+        x_hat[i] = np.int32(v | np.int32(negative << np.int32(31))).view(np.float32) * s
+        small = np.int32(np.float32(value + magic).view(np.int32) - magic_bits)
+        code = np.int32(np.int32(v >> shift) - rebias) if v >= normal else small
+        signed = np.int32(code | np.int32(negative << sign))
+        signed = signed if np.int32(code | negative_zero) else code
+        codes[i] = nan if v > _INF else signed
+    clipped[0] += over_negative
+    clipped[1] += np.int32(over - over_negative)

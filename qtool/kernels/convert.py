@@ -1,32 +1,29 @@
-"""Source elements to float32, by their bits where NumPy has no fast way."""
+"""Source elements to float32, by their bits."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from qtool.kernels.compiled import Array, compiled
+from qtool.kernels.compiled import Pointer, inlined
 
 
-@compiled
-def bfloat16_to_float32(source: Array, bits: Array) -> None:
-    """source: uint16 bits of bfloat16; bits: uint32 bits of the same values in float32."""
-    for i in range(source.size):
-        bits[i] = np.uint32(np.uint32(source[i]) << np.uint32(16))
-
-
-@compiled
-def float16_to_float32(source: Array, bits: Array, values: Array) -> None:
-    """source: uint16 bits of float16; bits and values: the result's memory as uint32 and float32.
+@inlined
+def to_float32(bits: Pointer, at: int, n: int, is_float16: bool, out: Pointer) -> None:
+    """out[:n] = elements of bfloat16 or float16 from number `at` on.
 
     A half's exponent and mantissa, moved into place, are its magnitude times 2^-112; that is exact
     for subnormals too.
     """
-    for i in range(source.size):
-        bits[i] = np.uint32(np.uint32(source[i] & np.uint16(0x7FFF)) << np.uint32(13))
-    for i in range(source.size):
-        values[i] *= np.float32(2.0**112)
-    for i in range(source.size):
-        magnitude = np.uint32(source[i] & np.uint16(0x7FFF))
-        sign = np.uint32(np.uint32(source[i] & np.uint16(0x8000)) << np.uint32(16))
+    if not is_float16:
+        for i in range(n):
+            word = np.uint32(np.uint32(bits[at + i]) << np.uint32(16))
+            out[i] = np.uint32(word).view(np.float32)
+        return
+    for i in range(n):
+        half = np.uint32(bits[at + i])
+        magnitude = np.uint32(half & np.uint32(0x7FFF))
+        sign = np.uint32(np.uint32(half & np.uint32(0x8000)) << np.uint32(16))
+        moved = np.uint32(magnitude << np.uint32(13)).view(np.float32)
+        value = np.float32(np.float32(moved) * np.float32(2.0**112)).view(np.uint32)
         special = np.uint32(0x7F800000) if magnitude >= np.uint32(0x7C00) else np.uint32(0)
-        bits[i] = np.uint32(bits[i] | np.uint32(sign | special))
+        out[i] = np.uint32(np.uint32(value | sign) | special).view(np.float32)

@@ -2,132 +2,206 @@
 
 from __future__ import annotations
 
-import math
+import threading
+from collections.abc import Sequence
 
 import numpy as np
 
 from qtool.dtypes import DType
-from qtool.kernels import CHUNK
-from qtool.kernels.codes import grid
-from qtool.kernels.compiled import Array
-from qtool.kernels.convert import bfloat16_to_float32, float16_to_float32
-from qtool.kernels.groups import absmax, minmax, ordered
-from qtool.kernels.layout import layout
-from qtool.kernels.pack import pack
-from qtool.kernels.tiles import quantize_floats, quantize_integers
-from qtool.spec import Blocked, PerAxis, QuantSpec, Shape
+from qtool.kernels import CHUNK, LANES, PART
+from qtool.kernels.geometry import layout
+from qtool.kernels.machine import Array, Kernel, address
+from qtool.spec import Granularity, QuantSpec, Shape
 
 _HIGHEST, _LOWEST = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+_LARGEST_FINITE = 0x7F7FFFFF
+
+_find_absmax, _find_minmax = Kernel("find_absmax"), Kernel("find_minmax")
+_quantize, _dequantize = Kernel("quantize"), Kernel("dequantize")
+
+_FORMS = {"float32": 0, "bfloat16": 1, "float16": 2}
+_INTEGERS, _ONEDNN, _FLOATS = range(3)
 
 
-def group_span(shape: Shape, spec: QuantSpec) -> tuple[int, int] | None:
-    """Elements of the shortest run, from the tensor's start, that holds whole groups, and their
-    number; None where only the whole tensor does."""
-    granularity = spec.granularity
-    if isinstance(granularity, PerAxis) and granularity.axis == 0:
-        return math.prod(shape[1:]), 1
-    if not isinstance(granularity, Blocked):
-        return None
-    size, inner = shape[granularity.axis], math.prod(shape[granularity.axis + 1 :])
-    if size % granularity.block_size == 0:
-        return granularity.block_size * inner, inner
-    return size * inner, -(-size // granularity.block_size) * inner
+class _Workspace(threading.local):
+    """Memory that the kernels need for one part, of every thread its own."""
+
+    def __init__(self) -> None:
+        self._floats = np.zeros((6, PART + LANES), np.float32)
+        self._codes = np.empty(PART // 4, np.uint64)
+        self._lanes, self._found = np.zeros(5 * LANES), np.empty(5, np.int32)
+        rows = [address(row, "f4") for row in self._floats]
+        self.values, self.scale, self.zero, self.no_zero, self.x_hat, self.clean = rows
+        self.codes, self.lanes = address(self._codes, "u8"), address(self._lanes, "f8")
+        self.found = address(self._found, "i4")
 
 
-def to_float32(raw: Array, source: DType, out: Array) -> Array:
-    """Elements of float32, float16 or bfloat16 as float32: themselves, or in out."""
-    if source.name == "float32":
-        return raw
-    out = out[: raw.size]
-    if source.name == "bfloat16":
-        bfloat16_to_float32(raw.view(np.uint16), out.view(np.uint32))
-    else:
-        float16_to_float32(raw.view(np.uint16), out.view(np.uint32), out)
-    return out
+_workspace = _Workspace()
 
 
 class TileQuantizer:
     """Quantizes tiles of one tensor; any number of threads may use it at once.
 
-    shape: of the tensor. spec: its granularity counted from the front.
+    shape, source: of the tensor. spec: its granularity counted from the front.
     """
 
-    def __init__(self, shape: Shape, spec: QuantSpec) -> None:
-        self._spec = spec
+    def __init__(self, shape: Shape, source: DType, spec: QuantSpec) -> None:
+        self._form = _FORMS[source.name]
         self._layout = layout(shape, spec.granularity)
+        self._symmetric = spec.symmetric
+        self._masks = spec.nonfinite == "allow"
         dtype = spec.dtype
-        self._code_type = np.uint16 if dtype.bits > 8 else np.uint8
+        self._mask = (1 << min(dtype.bits, 8)) - 1
         if dtype.is_integer:
-            self._limits = (np.float32(spec.qmin), np.float32(dtype.qmax))
+            self._family = _ONEDNN if spec.semantics == "onednn" else _INTEGERS
+            self._grid = np.empty(0, np.int32)
+            self._limits = np.array((spec.qmin, dtype.qmax), np.float32)
         else:
-            self._grid = grid(dtype)
-            normal, magic = self._grid[1:3].view(np.float32)
-            self._limits = (normal, magic)
+            self._family = _FLOATS
+            self._grid, self._limits = grid(dtype)
 
-    def ranges(self, values: Array, start: int, first: int, count: int) -> tuple[Array, Array]:
+    def ranges(
+        self, elements: Array, start: int, first: int, count: int
+    ) -> tuple[Array, Array] | None:
         """Finite (low, high) of count groups from number first on, among the elements from number
-        start on; [-absmax, absmax] for symmetric ones."""
-        bits = values.view(np.int32)
-        if self._spec.symmetric:
+        start on; [-absmax, absmax] for symmetric ones; NaN or 0 for a group without any there.
+
+        None where an element is not finite, unless spec.nonfinite is "allow".
+        """
+        ranges = self._find(elements, start, first, count, masked=False)
+        if ranges is None and self._masks:
+            return self._find(elements, start, first, count, masked=True)
+        return ranges
+
+    def _find(
+        self, elements: Array, start: int, first: int, count: int, *, masked: bool
+    ) -> tuple[Array, Array] | None:
+        given = (*self._source(elements), address(self._layout, "i8"), start, first, masked)
+        if self._symmetric:
             high = np.zeros(count, np.int32)
-            absmax(bits, self._layout, start, first, high)
+            _find_absmax(*given, address(high, "i4"), _workspace.values)
+            if high.max(initial=0) > _LARGEST_FINITE:
+                return None
             return -high.view(np.float32), high.view(np.float32)
         low, high = np.full(count, _HIGHEST), np.full(count, _LOWEST)
-        minmax(bits, self._layout, start, first, low, high)
-        return ordered(low).view(np.float32), ordered(high).view(np.float32)
+        _find_minmax(*given, address(low, "i4"), address(high, "i4"), _workspace.values)
+        if max(high.max(initial=0), ~low.min(initial=0)) > _LARGEST_FINITE:
+            return None
+        return _in_order(low).view(np.float32), _in_order(high).view(np.float32)
 
     def quantize(
-        self, values: Array, scales: Array, zeros: Array, start: int, first: int
-    ) -> tuple[Array, TileFigures]:
-        """Codes, one per element, and figures of the elements from number start on (a multiple of
-        CHUNK).
+        self,
+        elements: Array,
+        scales: Array,
+        zeros: Array,
+        start: int,
+        first: int,
+        width: int,
+        out: Array,
+    ) -> TileFigures:
+        """Codes of the elements from number start on, a multiple of CHUNK, and their figures.
 
         scales, zeros: float32 of the groups from number first on; no zeros at all mean 0.
+        width: bits of a stored code. out: bytes for all of them.
         """
-        codes = np.empty(values.size, self._code_type)
-        figures = TileFigures(values.size)
-        finite = self._spec.nonfinite == "error"
-        sums, counts, bounds, worst = figures.arrays
-        if self._spec.dtype.is_integer:
-            zero_first = self._spec.semantics == "onednn"
-            quantize_integers(
-                values, scales, zeros, self._layout, start, first, self._limits, zero_first,
-                finite, codes, sums, counts, bounds, worst,
-            )  # fmt: skip
-        else:
-            quantize_floats(
-                values, scales, self._layout, start, first, self._grid, self._limits, finite,
-                codes, sums, counts, bounds, worst,
-            )  # fmt: skip
-        return codes, figures
+        figures, work, has_zeros = TileFigures(elements.size), _workspace, zeros.size > 0
+        stored = address(out, "u1")
+        _quantize(
+            *self._source(elements), address(scales, "f4"), address(zeros, "f4"), has_zeros,
+            address(self._layout, "i8"), start, first, self._family, address(self._limits, "f4"),
+            address(self._grid, "i4"), width, self._mask, stored, stored,
+            address(figures.sums, "f8"), address(figures.counts, "i8"),
+            address(figures.bounds, "i4"), address(figures.worst, "f8"),
+            work.lanes, work.values, work.scale, work.zero if has_zeros else work.no_zero,
+            work.x_hat, work.clean, work.codes, work.codes, work.codes, work.found,
+        )  # fmt: skip
+        return figures
+
+    def _source(self, elements: Array) -> tuple[int, int, int, int]:
+        place = address(elements.view(f"u{elements.itemsize}"), f"u{elements.itemsize}")
+        return place, place, self._form, elements.size
 
 
 class TileFigures:
-    """What the kernels count and sum of one tile; see figures.add_figures()."""
+    """What the kernels count and sum of one tile; see kernels.figures.add_figures()."""
 
     def __init__(self, elements: int) -> None:
         self.elements = elements
-        self.sums = np.zeros((-(-elements // CHUNK), 5))
+        self.sums = np.empty((-(-elements // CHUNK), 5))
         self.counts = np.zeros(7, np.int64)
-        self.bounds = np.array((_HIGHEST, _LOWEST, 0), np.int32)
+        self.bounds = np.array((_HIGHEST, _LOWEST), np.int32)
         self.worst = np.array([-1.0])
 
     @property
-    def arrays(self) -> tuple[Array, Array, Array, Array]:
-        """What the kernels add to."""
-        return self.sums, self.counts, self.bounds, self.worst
+    def nonfinite(self) -> int:
+        """How many x are NaN or Inf."""
+        return int(self.counts[4] + self.counts[5])
 
-    @property
-    def extremes(self) -> tuple[float, float]:
-        """The smallest and the largest finite x."""
-        low, high = ordered(self.bounds[:2]).view(np.float32)
-        return float(low), float(high)
+    @staticmethod
+    def extremes(tiles: Sequence[TileFigures]) -> tuple[float, float]:
+        """The smallest and the largest finite x of several, -0.0 as 0.0."""
+        bounds = np.array([tile.bounds for tile in tiles])
+        ends = np.array((bounds[:, 0].min(), bounds[:, 1].max()), np.int32)
+        low, high = _in_order(ends).view(np.float32)
+        return float(low) + 0.0, float(high) + 0.0
 
 
-def packed(codes: Array, dtype: DType) -> Array:
-    """Codes as they are stored: packed below 8 bits."""
-    if dtype.bits >= 8:
-        return codes
-    out = np.empty(dtype.nbytes(codes.size), np.uint8)
-    pack(codes, dtype.bits, out)
-    return out
+class TileRestorer:
+    """Dequantizes tiles of one tensor to float32; any number of threads may use it at once.
+
+    scales, zeros: float32 of all groups; no zeros at all mean 0.
+    """
+
+    def __init__(
+        self, shape: Shape, dtype: DType, granularity: Granularity, scales: Array, zeros: Array
+    ) -> None:
+        self._layout = layout(shape, granularity)
+        self._dtype = dtype
+        self._scales, self._zeros = scales, zeros
+        self._table = np.empty(0, np.float32) if dtype.is_integer else decoder(dtype)
+
+    def dequantize(self, stored: Array, start: int, out: Array) -> None:
+        """out = (code - zero) * scale of the elements from number start on.
+
+        stored: the bytes of their codes, packed below 8 bits; start: a multiple of 4.
+        """
+        dtype, work, has_zeros = self._dtype, _workspace, self._zeros.size > 0
+        place = address(stored, "u1")
+        _dequantize(
+            place, place, dtype.bits, out.size, dtype.kind == "int", address(self._table, "f4"),
+            self._table.size > 0, address(self._scales, "f4"), address(self._zeros, "f4"),
+            has_zeros, address(self._layout, "i8"), start, address(out, "f4"), work.scale,
+            work.zero if has_zeros else work.no_zero, work.codes,
+        )  # fmt: skip
+
+
+def _in_order(bits: Array) -> Array:
+    """float32 bits (int32) to integers in the order of the floats, and back."""
+    return np.asarray(bits ^ (bits >> 31) & _HIGHEST)
+
+
+def grid(dtype: DType) -> tuple[Array, Array]:
+    """What the kernels must know of a float type.
+
+    int32: shift, mantissa bits of float32 that are dropped; bits of the smallest normal value; and
+    of the largest value's power of two; rebias, difference of the exponents' biases, in place;
+    place of the sign bit; whether there is a negative zero; code of NaN.
+    float32: the largest value; magic, whose last bit counts smallest subnormal values.
+    """
+    mantissa, emin = dtype.limits.nmant, dtype.limits.minexp
+    shift = 23 - mantissa
+    limits = np.array((dtype.qmax, 2.0 ** (emin + shift)), np.float32)
+    normal, largest = np.array((2.0**emin, dtype.qmax), np.float32).view(np.int32)
+    nan = np.array(np.nan if dtype.has_nan else 0.0).astype(dtype.numpy).view(np.uint8)
+    has_negative_zero = not dtype.name.endswith("fnuz")
+    numbers = (
+        shift, normal, int(largest) & 0x7F800000, (126 + emin) << mantissa, dtype.bits - 1,
+        has_negative_zero, nan,
+    )  # fmt: skip
+    return np.array(numbers, np.int32), limits
+
+
+def decoder(dtype: DType) -> Array:
+    """The value of every code of a type of up to 8 bits, as float32."""
+    codes = np.arange(1 << dtype.bits, dtype=np.uint8)
+    return codes.view(dtype.numpy).astype(np.float32)

@@ -1,85 +1,178 @@
-"""One tile of a tensor, from float32 elements to codes and figures, in chunks that stay in L1."""
+"""One tile of a tensor, in parts that stay in a core's L1 cache: the functions that are called.
+
+Their parameters are those of machine.SIGNATURES. All memory is given: nothing is allocated.
+
+x, bits, form: the source's elements as float32 and as uint16, which of the two they are in, and
+as what: 0 float32, 1 bfloat16, 2 float16. n: their number. layout: see geometry.layout(). start:
+number of the first one; first: of the first group. values, scale, zero, x_hat, clean: room for
+PART + LANES float32; codes, pairs, fours: for PART uint16, under three types; found: for five
+int32; lanes: 5 * LANES zeros.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from qtool.kernels import CHUNK
-from qtool.kernels.codes import integers, magnitudes, quotients, reconstruct, signed
-from qtool.kernels.compiled import Array, compiled
-from qtool.kernels.figures import add_figures
+from qtool.kernels import CHUNK, PART
+from qtool.kernels.codes import floats, integers
+from qtool.kernels.compiled import Pointer
+from qtool.kernels.convert import to_float32
+from qtool.kernels.decode import decode
+from qtool.kernels.figures import add_figures, fold
+from qtool.kernels.groups import LARGEST_FINITE, UNLIMITED, absmax, minmax
 from qtool.kernels.layout import expand
-from qtool.kernels.pack import narrow
+from qtool.kernels.pack import pack, unpack
 
 
-@compiled
-def quantize_integers(
-    x: Array,
-    scales: Array,
-    zeros: Array,
-    layout: Array,
+def find_absmax(
+    x: Pointer,
+    bits: Pointer,
+    form: int,
+    n: int,
+    layout: Pointer,
     start: int,
     first: int,
-    limits: tuple[np.float32, np.float32],
-    zero_first: bool,
-    finite: bool,
-    codes: Array,
-    sums: Array,
-    counts: Array,
-    bounds: Array,
-    worst: Array,
+    masked: int,
+    out: Pointer,
+    values: Pointer,
 ) -> None:
-    """Codes of the elements from number start on, and their figures (see add_figures()).
-
-    scales, zeros: float32, from group number first on; no zeros at all mean 0. limits: qmin, qmax.
-    """
-    scale, zero = np.empty(CHUNK, np.float32), np.zeros(CHUNK, np.float32)
-    wide, x_hat = np.empty(CHUNK, np.int32), np.empty(CHUNK, np.float32)
-    for chunk in range(sums.shape[0]):
-        begin = chunk * CHUNK
-        part = x[begin : begin + CHUNK]
-        n = part.size
-        expand(scales, layout, start + begin, first, scale[:n])
-        if zeros.size:
-            expand(zeros, layout, start + begin, first, zero[:n])
-        integers(part, scale, zero, limits[0], limits[1], zero_first, wide, x_hat, counts)
-        narrow(wide[:n], codes[begin : begin + n])
-        add_figures(part, x_hat[:n], start + begin, finite, sums[chunk], counts, bounds, worst)
+    """groups.absmax() of the elements, without NaN and Inf where masked is set."""
+    if form == 0 and masked:
+        absmax(x, n, layout, start, first, LARGEST_FINITE, out)
+    elif form == 0:
+        absmax(x, n, layout, start, first, UNLIMITED, out)
+    else:
+        limit = LARGEST_FINITE if masked else UNLIMITED
+        for at in range(0, n, PART):
+            count = min(PART, n - at)
+            to_float32(bits, at, count, form == 2, values)
+            absmax(values, count, layout, start + at, first, limit, out)
 
 
-@compiled
-def quantize_floats(
-    x: Array,
-    scales: Array,
-    layout: Array,
+def find_minmax(
+    x: Pointer,
+    bits: Pointer,
+    form: int,
+    n: int,
+    layout: Pointer,
     start: int,
     first: int,
-    grid: Array,
-    limits: tuple[np.float32, np.float32],
-    finite: bool,
-    codes: Array,
-    sums: Array,
-    counts: Array,
-    bounds: Array,
-    worst: Array,
+    masked: int,
+    low: Pointer,
+    high: Pointer,
+    values: Pointer,
 ) -> None:
-    """quantize_integers() for a float type, described by codes.grid().
+    """groups.minmax() of the elements, without NaN and Inf where masked is set."""
+    if form == 0 and masked:
+        minmax(x, n, layout, start, first, LARGEST_FINITE, low, high)
+    elif form == 0:
+        minmax(x, n, layout, start, first, UNLIMITED, low, high)
+    else:
+        limit = LARGEST_FINITE if masked else UNLIMITED
+        for at in range(0, n, PART):
+            count = min(PART, n - at)
+            to_float32(bits, at, count, form == 2, values)
+            minmax(values, count, layout, start + at, first, limit, low, high)
 
-    limits: the smallest normal value, and what quotients() adds.
+
+def quantize(
+    x: Pointer,
+    bits: Pointer,
+    form: int,
+    n: int,
+    scales: Pointer,
+    zeros: Pointer,
+    has_zeros: int,
+    layout: Pointer,
+    start: int,
+    first: int,
+    family: int,
+    limits: Pointer,
+    grid: Pointer,
+    width: int,
+    mask: int,
+    out: Pointer,
+    out16: Pointer,
+    sums: Pointer,
+    counts: Pointer,
+    bounds: Pointer,
+    worst: Pointer,
+    lanes: Pointer,
+    values: Pointer,
+    scale: Pointer,
+    zero: Pointer,
+    x_hat: Pointer,
+    clean: Pointer,
+    codes: Pointer,
+    pairs: Pointer,
+    fours: Pointer,
+    found: Pointer,
+) -> None:
+    """Codes of the elements and their figures (see figures.add_figures()); start is a multiple of
+    CHUNK.
+
+    scales, zeros: float32, of the groups. zero: zeros, where there are none of the groups.
+    family: 0 integers, 1 integers in oneDNN's order, 2 floats; limits, grid: see codes.
+    width: bits of a stored code; mask: those that count in a byte; out,
+    out16: where they go, as bytes and as uint16.
+    sums: five per chunk.
     """
-    scale, x_hat = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-    quotient, shifted = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-    magnitude, decoded = np.empty(CHUNK, np.int32), np.empty(CHUNK, np.int32)
-    bits, shifted_bits = quotient.view(np.int32), shifted.view(np.int32)
-    values = decoded.view(np.float32)
-    for chunk in range(sums.shape[0]):
-        begin = chunk * CHUNK
-        part = x[begin : begin + CHUNK]
-        n = part.size
-        expand(scales, layout, start + begin, first, scale[:n])
-        quotients(part, scale, limits[1], quotient, shifted)
-        magnitudes(bits[:n], shifted_bits, grid, magnitude, decoded, counts)
-        reconstruct(quotient[:n], values, scale, limits[0], limits[1], x_hat)
-        signed(bits[:n], grid, magnitude, decoded)
-        narrow(decoded[:n], codes[begin : begin + n])
-        add_figures(part, x_hat[:n], start + begin, finite, sums[chunk], counts, bounds, worst)
+    for at in range(0, n, PART):
+        count = min(PART, n - at)
+        part, place = x, at
+        if form:
+            to_float32(bits, at, count, form == 2, values)
+            part, place = values, 0
+        expand(scales, layout, start + at, first, scale, count)
+        if has_zeros:
+            expand(zeros, layout, start + at, first, zero, count)
+        if family == 2:
+            floats(part, place, count, scale, limits, grid, codes, x_hat, counts)
+        else:
+            integers(part, place, count, scale, zero, limits, family == 1, codes, x_hat, counts)
+        add_figures(
+            part, place, count, x_hat, start + at, counts, bounds, worst, lanes, found, clean
+        )
+        if (at + count) % CHUNK == 0 or at + count == n:
+            fold(lanes, sums, at // CHUNK * 5)
+        if width == 16:
+            for i in range(count):
+                out16[at + i] = codes[i]
+        else:
+            pack(codes, pairs, fours, count, width, mask, out, at * width // 8)
+
+
+def dequantize(
+    packed: Pointer,
+    codes16: Pointer,
+    width: int,
+    n: int,
+    signed: int,
+    table: Pointer,
+    has_table: int,
+    scales: Pointer,
+    zeros: Pointer,
+    has_zeros: int,
+    layout: Pointer,
+    start: int,
+    out: Pointer,
+    scale: Pointer,
+    zero: Pointer,
+    codes: Pointer,
+) -> None:
+    """out = (value of code - zero) * scale of the elements.
+
+    packed, codes16: the stored codes, of `width` bits, as bytes and as uint16. signed, table,
+    has_table: see decode(). scales, zeros: of all groups. zero: zeros, where there are none.
+    """
+    for at in range(0, n, PART):
+        count = min(PART, n - at)
+        expand(scales, layout, start + at, 0, scale, count)
+        if has_zeros:
+            expand(zeros, layout, start + at, 0, zero, count)
+        if width == 16:
+            for i in range(count):
+                codes[i] = codes16[at + i]
+        else:
+            unpack(packed, at * width // 8, count, width, codes)
+        decode(codes, count, width, signed, table, has_table, scale, zero, out, at)

@@ -1,0 +1,198 @@
+"""The kernels as machine code: compiled once by numba, kept on disk, loaded without numba.
+
+Importing numba and having it load what it has compiled takes longer than quantizing a gigabyte.
+So the code of all kernels is kept as one object file, which LLVM's own loader takes in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as llvm
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Note = Callable[[str], None]
+
+# Parameters of every kernel: an integer, or a pointer to elements of a NumPy type.
+_SOURCE = "f4* u2* i i"
+_PLACE = "i8* i i"
+SIGNATURES: dict[str, str] = {
+    "find_absmax": f"{_SOURCE} {_PLACE} i i4* f4*",
+    "find_minmax": f"{_SOURCE} {_PLACE} i i4* i4* f4*",
+    "quantize": f"{_SOURCE} f4* f4* i {_PLACE} i f4* i4* i i u1* u2* f8* i8* i4* f8* f8*"
+    " f4* f4* f4* f4* f4* u2* u4* u8* i4*",
+    "dequantize": "u1* u2* i i i f4* i f4* f4* i i8* i f4* f4* f4* u2*",
+}
+
+_FOLDER = Path(__file__).parent
+_DIGEST = hashlib.sha256().digest_size
+# Before its own parameters a function takes where to put a result and an exception; it has neither.
+_unused = ctypes.create_string_buffer(8)
+
+# What compiled code may call: all that a processor without such instructions needs.
+_PLAIN = {"memcpy", "memset", "rint", "rintf"}
+
+
+class Kernel:
+    """A compiled function, by its name; call it with integers and address() of arrays."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @cached_property
+    def _function(self) -> Any:
+        return load()[self._name]
+
+    def __call__(self, *words: int) -> None:
+        """Run it without Python's global lock."""
+        self._function(_unused, _unused, *words)
+
+
+def address(array: Array, dtype: str) -> int:
+    """Where the elements of an array are, which must stay alive meanwhile.
+
+    Raises TypeError unless they are of that type and in C order.
+    """
+    if array.dtype != dtype or not array.flags.c_contiguous:
+        raise TypeError(f"{array.dtype}, but {dtype} in C order is expected")
+    return int(array.ctypes.data)
+
+
+_lock = threading.Lock()
+_loaded: dict[str, Any] = {}
+
+
+def load(note: Note | None = None) -> dict[str, Any]:
+    """The kernels as functions by name, compiled where no code of them can be read.
+
+    note: told in words where they are compiled.
+    """
+    with _lock:
+        if not _loaded:
+            _loaded.update(_functions(_stored_code() or _compiled_code(note)))
+    return _loaded
+
+
+def _functions(code: bytes) -> dict[str, Any]:
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    functions: dict[str, Any] = {"engine": engine}  # which owns their memory
+    for name, signature in SIGNATURES.items():
+        words = [ctypes.c_int64 if w == "i" else ctypes.c_void_p for w in signature.split()]
+        address = engine.get_function_address(_symbol(name))
+        prototype = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, *words)
+        functions[name] = prototype(address)
+    return functions
+
+
+@cache
+def _target() -> Any:
+    """This machine, or the one that numba's variables name."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    triple = llvm.Target.from_triple(llvm.get_process_triple())
+    cpu, features = _cpu()
+    return triple.create_target_machine(cpu=cpu, features=features, opt=3, jit=True)
+
+
+def _cpu() -> tuple[str, str]:
+    """Name and features of the processor."""
+    name, features = (os.environ.get(f"NUMBA_CPU_{what}") for what in ("NAME", "FEATURES"))
+    if features is None:
+        features = "" if name else llvm.get_host_cpu_features().flatten()
+    return name or llvm.get_host_cpu_name(), features
+
+
+def _symbol(name: str) -> str:
+    return f"qtool_{name}"
+
+
+def _file_name() -> str:
+    """Names the code by all that it depends on."""
+    digest = hashlib.sha256("\n".join((llvmlite.__version__, *_cpu())).encode())
+    for path in sorted(_FOLDER.glob("*.py")):
+        digest.update(path.read_bytes())
+    return f"kernels-{digest.hexdigest()[:16]}.o"
+
+
+def _folders() -> Iterator[Path]:
+    """Where the code may be kept: in the package, or else in the user's cache."""
+    yield _FOLDER / "__pycache__"
+    with suppress(RuntimeError):  # there is no home
+        yield Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "qtool")
+
+
+def _stored_code() -> bytes | None:
+    """What _store() has kept; None where nothing is there or it is damaged."""
+    for folder in _folders():
+        with suppress(OSError):
+            content = (folder / _file_name()).read_bytes()
+            digest, code = content[:_DIGEST], content[_DIGEST:]
+            if hashlib.sha256(code).digest() == digest:
+                return code
+    return None
+
+
+def _store(code: bytes) -> None:
+    for folder in _folders():
+        temporary = folder / f"kernels-{secrets.token_hex(8)}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(hashlib.sha256(code).digest() + code)
+            temporary.replace(folder / _file_name())
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink()
+        else:
+            return
+
+
+def _compiled_code(note: Note | None) -> bytes:
+    """The kernels as an object file, which is kept where a folder can be written."""
+    if note is not None:
+        note("compiling kernels, once for this machine...")
+    import numba
+
+    from qtool.kernels import tiles
+    from qtool.kernels.compiled import ALONE
+
+    _check_arrays_in_loops()
+    types = {word: _numba_type(numba, word) for word in " ".join(SIGNATURES.values()).split()}
+    linked = llvm.parse_assembly("")
+    for name, signature in SIGNATURES.items():
+        arguments = [types[word] for word in signature.split()]
+        function = numba.njit(numba.void(*arguments), **ALONE)(getattr(tiles, name))
+        module = llvm.parse_assembly(function.inspect_llvm(tuple(arguments)))
+        (body,) = (f for f in module.functions if not f.is_declaration)
+        body.name = _symbol(name)
+        linked.link_in(module)
+    missing = {f.name for f in linked.functions if f.is_declaration and "llvm." not in f.name}
+    assert missing <= _PLAIN, missing
+    code = bytes(_target().emit_object(linked))
+    _store(code)
+    return code
+
+
+def _numba_type(numba: Any, word: str) -> Any:
+    if word == "i":
+        return numba.int64
+    return numba.types.CPointer(numba.from_dtype(np.dtype(word[:-1])))
+
+
+@cache
+def _check_arrays_in_loops() -> None:
+    """Have LLVM vectorize loops over many arrays, after checks that they do not overlap."""
+    llvm.set_option("qtool", "-runtime-memory-check-threshold=128")
