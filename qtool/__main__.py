@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
 
 def main() -> None:
     """Run the command line. What fails before a command has begun, or after it, ends here."""
+    gc.set_threshold(100_000)  # importing makes many objects and no garbage
     try:
         from qtool.cli import main as run
 

@@ -95,7 +95,7 @@ def stored(scale: Array, storage: DType) -> Array:
         smallest = float(storage.limits.smallest_subnormal)
         rounded = scale if storage == ops.FLOAT32 else ops.round_to_grid(scale, storage)
         if smallest <= rounded.min(initial=smallest) and rounded.max(initial=0.0) <= storage.qmax:
-            return rounded.astype(storage.numpy)
+            return np.asarray(rounded.astype(storage.numpy))
         rounded = np.clip(rounded, smallest, storage.qmax)
     return np.asarray(np.where(scale == 0, 1.0, rounded).astype(storage.numpy))
 

@@ -49,10 +49,9 @@ def dequantize(
     """
     with exit_code():
         options.check_streams(output, json=json)
-        from qtool import render
         from qtool.jobs.dequantize import dequantize_file
 
-        with render.progress(quiet=quiet) as progress:
+        with options.progress(quiet=quiet) as progress:
             result = dequantize_file(
                 src, output, dtype=dtype, scale=scale, zero_point=zero_point, axis=axis,
                 block_size=block_size, source_dtype=source_dtype, external_data=external_data,
@@ -62,4 +61,6 @@ def dequantize(
         if json:
             options.show(result)
         if not quiet:
+            from qtool import render
+
             render.dequantized(result)

@@ -43,10 +43,9 @@ def dynamic(
     """
     with exit_code():
         options.check_streams(output, json=json)
-        from qtool import render
         from qtool.jobs.dynamic import dynamic_file
 
-        with render.progress(quiet=quiet) as progress:
+        with options.progress(quiet=quiet) as progress:
             result = dynamic_file(
                 src, output, dtype=dtype, source_dtype=source_dtype, include=include or (),
                 exclude=exclude or (), to=to, external_data=external_data, requantize=requantize,

@@ -33,7 +33,7 @@ def inspect(
         from qtool import render
         from qtool.jobs.inspect import inspect_file
 
-        with render.progress(quiet=not stats) as progress:
+        with options.progress(quiet=not stats) as progress:
             result = inspect_file(src, stats=stats, source_dtype=source_dtype, progress=progress)
         if json:
             options.show(result)

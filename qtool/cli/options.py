@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 
 from qtool.errors import UsageError
+from qtool.jobs.progress import Progress, Silent
 
 # Panels of --help.
 SCALES = "Scales"
@@ -179,12 +181,27 @@ def check_streams(output: str | None, *, json: bool) -> None:
         raise UsageError("--json", "standard output carries the file", "use --report FILE")
 
 
-def finish(report: dict[str, Any], *, json: bool, quiet: bool) -> None:
-    """Show the report of quantize or dynamic; warnings in any case."""
+@contextmanager
+def progress(*, quiet: bool) -> Iterator[Progress]:
+    """Progress of a job on standard error, or nothing; rich is loaded where it has something to
+    show."""
+    if quiet:
+        yield Silent()
+        return
     from qtool import render
 
+    with render.progress() as shown:
+        yield shown
+
+
+def finish(report: dict[str, Any], *, json: bool, quiet: bool) -> None:
+    """Show the report of quantize or dynamic; warnings in any case."""
     if json:
         show(report)
+    if quiet and not report["warnings"]:
+        return
+    from qtool import render
+
     if quiet:
         render.warnings(report)
     else:

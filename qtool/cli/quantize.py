@@ -159,10 +159,9 @@ def quantize(
         if semantics not in ("onnx", "onednn"):
             raise UsageError("--semantics", f"{semantics!r} is unknown", "use onnx or onednn")
         options.check_streams(output, json=json)
-        from qtool import render
         from qtool.jobs.quantize import quantize_file
 
-        with render.progress(quiet=quiet) as progress:
+        with options.progress(quiet=quiet) as progress:
             result = quantize_file(
                 src, output, dtype=dtype, axis=axis, block_size=block_size, symmetric=symmetric,
                 method=method, scale=scale, zero_point=zero_point, scale_dtype=scale_dtype,

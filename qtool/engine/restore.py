@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from qtool import ops
 from qtool.dtypes import DType
-from qtool.engine.stream import TILE
+from qtool.engine.stream import tile_size
 from qtool.kernels.tensor import TileRestorer
-from qtool.pool import in_order
+from qtool.pool import buffer, in_order
 from qtool.spec import Granularity, Reader, Shape, Writer
 from qtool.tensor import operator_scale
 
@@ -45,16 +45,17 @@ def restore(
         zeros = zero_point.astype(np.float32).reshape(-1)
     restorer = TileRestorer(shape, dtype, granularity, scales, zeros)
     size, unit = math.prod(shape), np.dtype(np.uint16 if dtype.bits > 8 else np.uint8)
+    step = tile_size(size, jobs)
 
     def tile(start: int) -> int:
-        count = min(TILE, size - start)
-        stored = np.empty(dtype.nbytes(count) // unit.itemsize, unit)
+        count = min(step, size - start)
+        stored = buffer("codes", unit, dtype.nbytes(count) // unit.itemsize)
         read(start * dtype.bits // 8 // unit.itemsize, stored)
-        values = np.empty(count, np.float32)
+        values = buffer("values", np.dtype(np.float32), count)
         restorer.dequantize(stored.view(np.uint8), start, values)
         result = ops.cast(values, output) if output.bits < 64 else values.astype(np.float64)
         write(start * output.numpy.itemsize, result)
         return result.nbytes
 
-    for nbytes in in_order(tile, range(0, size, TILE), jobs):
+    for nbytes in in_order(tile, range(0, size, step), jobs):
         moved(nbytes)

@@ -6,10 +6,8 @@ The same bytes and figures as plain.py, for any number of threads and any size o
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,41 +21,53 @@ from qtool.errors import TensorError
 from qtool.kernels import CHUNK
 from qtool.kernels.geometry import group_span
 from qtool.kernels.tensor import TileFigures, TileQuantizer
-from qtool.pool import in_order
+from qtool.pool import buffer, in_order
 from qtool.spec import Reader, Writer, reader_of
 from qtool.stats import Stats
 from qtool.tensor import Outcome, QuantizedTensor, Target, operator_scale
 
 Array = NDArray[Any]
 
-TILE = 64 * CHUNK  # elements: as float32, with codes, they fit a core's L2 cache
+# Elements of a tile at most: enough that Python's share of its time is small.
+TILE = 512 * CHUNK
+# Elements of a tile at least, where a tensor is divided among threads.
+_SMALL_TILE = 64 * CHUNK
 # Groups that lie within so many elements are read once; others in two passes.
-_LONGEST_SPAN = 8 * TILE
+_LONGEST_SPAN = 1 << 22
 # Tiles whose figures are added up at once.
 _TOGETHER = 64
 
 
 @dataclass(frozen=True)
 class _Groups:
-    """Scales and zero points of the groups from number first on."""
+    """Scales and zero points, in one dimension, of the groups from number first on.
+
+    divisor, offset: the same as float32; no offset at all means 0.
+    """
 
     scale: Array
     zero_point: Array | None
-    first: int = 0
+    divisor: Array
+    offset: Array
+    first: int
 
-    @cached_property
-    def as_float32(self) -> tuple[Array, Array]:
-        """Both as the kernels take them; no zero points at all mean 0."""
-        zeros = np.empty(0, np.float32)
-        if self.zero_point is not None:
-            zeros = self.zero_point.astype(np.float32).reshape(-1)
-        return operator_scale(self.scale).astype(np.float32).reshape(-1), zeros
+    @classmethod
+    def of(cls, scale: Array, zero_point: Array | None, first: int = 0) -> _Groups:
+        """Groups with parameters of any shape."""
+        scale, offset = scale.reshape(-1), np.empty(0, np.float32)
+        if zero_point is not None:
+            zero_point = zero_point.reshape(-1)
+            offset = zero_point.astype(np.float32)
+        divisor = operator_scale(scale).astype(np.float32, copy=False)
+        return cls(scale, zero_point, divisor, offset, first)
 
     def part(self, begin: int, end: int) -> _Groups:
         """The groups from number begin to end."""
         place = slice(begin - self.first, end - self.first)
         zero_point = None if self.zero_point is None else self.zero_point[place]
-        return _Groups(self.scale[place], zero_point, begin)
+        return _Groups(
+            self.scale[place], zero_point, self.divisor[place], self.offset[place], begin
+        )
 
 
 class Stream:
@@ -79,7 +89,7 @@ class Stream:
         self._jobs = jobs
         self._moved = moved
         self._quantizer = TileQuantizer(asked.shape, asked.source, asked.spec)
-        self._buffers = threading.local()
+        self._tile_size = tile_size(self._size, jobs)
         dynamic = asked.spec.semantics == "dynamic"
         self._refuses = dynamic or asked.spec.nonfinite == "error"
         self._span = group_span(asked.shape, asked.spec.granularity)
@@ -88,12 +98,9 @@ class Stream:
         """Quantize and store all of it. Raises TensorError as engine.quantize()."""
         known = None
         if self._asked.given is not None:
-            scale, zero_point = self._asked.given
-            known = _Groups(
-                scale.reshape(-1), None if zero_point is None else zero_point.reshape(-1)
-            )
+            known = _Groups.of(*self._asked.given)
         elif self._span is None or self._span[0] > _LONGEST_SPAN:
-            known = _Groups(*self._choose())
+            known = _Groups.of(*self._choose())
         stats, count, low, high = Stats(), 0, math.inf, -math.inf
         zero_points: list[Array] = []
         recent: list[TileFigures] = []
@@ -106,7 +113,10 @@ class Stream:
             self._moved(figures.elements * self._source.numpy.itemsize)
             if groups.scale.size:
                 count += groups.scale.size
-                low, high = min(low, float(groups.scale.min())), max(high, float(groups.scale.max()))
+                low, high = (
+                    min(low, float(groups.scale.min())),
+                    max(high, float(groups.scale.max())),
+                )
             if groups.zero_point is not None:
                 zero_points.append(groups.zero_point)
         _merge(stats, recent)
@@ -119,22 +129,22 @@ class Stream:
         return Outcome(self._spec, ops.FLOAT32, storage, count, low, high, bool(zero_points), stats)
 
     def _starts(self) -> range:
-        return range(0, self._size, TILE)
+        return range(0, self._size, self._tile_size)
 
     def _tile(
         self, start: int, known: _Groups | None, target: Target
     ) -> tuple[TileFigures, _Groups]:
         """Quantize and store one tile; its figures, and the groups that begin in it."""
-        stop = min(start + TILE, self._size)
+        stop = min(start + self._tile_size, self._size)
         if known is None:
             values, groups, own = self._with_scales(start, stop)
         else:
             values, groups = self._values(start, stop), known
             own = known.part(0, known.scale.size if start == 0 else 0)
         width = self._width(target)
-        codes = self._buffer("codes", np.uint8, -(-values.size * width // 8))
+        codes = buffer("codes", np.dtype(np.uint8), -(-values.size * width // 8))
         figures = self._quantizer.quantize(
-            values, *groups.as_float32, start, groups.first, width, codes
+            values, groups.divisor, groups.offset, start, groups.first, width, codes
         )
         if self._refuses and figures.nonfinite:
             raise self._nonfinite()
@@ -151,7 +161,7 @@ class Stream:
         window = self._values(begin, end)
         first = begin // length * count
         ranges = self._ranges(window, begin, first, (end - begin) // length * count)
-        groups = _Groups(*scales.from_ranges(*ranges, self._spec, self._asked.storage), first)
+        groups = _Groups.of(*scales.from_ranges(*ranges, self._spec, self._asked.storage), first)
         own = groups.part(-(-start // length) * count, -(-stop // length) * count)
         return window[start - begin : stop - begin], groups, own
 
@@ -160,7 +170,7 @@ class Stream:
         shape = self._spec.granularity.scale_shape(self._shape)
 
         def ranges(start: int) -> tuple[Array, Array]:
-            values = self._values(start, min(start + TILE, self._size))
+            values = self._values(start, min(start + self._tile_size, self._size))
             return self._ranges(values, start, 0, math.prod(shape))
 
         low, high = np.full((2, math.prod(shape)), np.nan, np.float32)
@@ -171,7 +181,7 @@ class Stream:
             scale, zero_point = scales.from_ranges(
                 low.reshape(shape), high.reshape(shape), self._spec, self._asked.storage
             )
-        return scale.reshape(-1), None if zero_point is None else zero_point.reshape(-1)
+        return scale, zero_point
 
     def _ranges(self, values: Array, start: int, first: int, count: int) -> tuple[Array, Array]:
         ranges = self._quantizer.ranges(values, start, first, count)
@@ -181,16 +191,9 @@ class Stream:
 
     def _values(self, begin: int, end: int) -> Array:
         """Elements as they are stored, in memory that the thread's next call overwrites."""
-        raw = self._buffer("raw", self._source.numpy, end - begin)
+        raw = buffer("raw", self._source.numpy, end - begin)
         self._read(begin, raw)
         return raw
-
-    def _buffer(self, name: str, dtype: Any, size: int) -> Array:
-        buffer = getattr(self._buffers, name, None)
-        if buffer is None or buffer.size < size:
-            buffer = np.empty(size, dtype)
-            setattr(self._buffers, name, buffer)
-        return buffer[:size]
 
     def _width(self, target: Target) -> int:
         """Bits of a stored code: its own where the target wants codes packed, else whole bytes."""
@@ -201,13 +204,19 @@ class Stream:
         """What is wrong, from a pass over the whole tensor."""
         first, bad, value = -1, 0, np.float32(0)
         for start in self._starts():
-            raw = np.empty(min(TILE, self._size - start), self._source.numpy)
+            raw = np.empty(min(self._tile_size, self._size - start), self._source.numpy)
             self._read(start, raw)
             found = np.flatnonzero(~np.isfinite(raw.astype(np.float32)))
             if found.size and not bad:
                 first, value = start + int(found[0]), raw[found[0]]
             bad += found.size
         return nonfinite_error(self._asked.name, self._shape, first, value, bad)
+
+
+def tile_size(size: int, jobs: int) -> int:
+    """Elements of a tile, whole chunks, of a tensor of that size: some tiles for each thread."""
+    share = -(-size // (4 * jobs * CHUNK)) * CHUNK
+    return min(max(share, _SMALL_TILE), TILE)
 
 
 def quantize_array(x: Array, asked: Request, *, jobs: int) -> QuantizedTensor:
@@ -239,7 +248,8 @@ def _merge(stats: Stats, tiles: Sequence[TileFigures]) -> None:
     """Add the figures of tiles that follow on what stats has."""
     if not tiles:
         return
-    low, high, zeros, flushed, nan, inf = (int(n) for n in sum(t.counts[:6] for t in tiles))
+    counts = np.sum([tile.counts[:6] for tile in tiles], axis=0).tolist()
+    low, high, zeros, flushed, nan, inf = counts
     added = Stats(sum(t.elements for t in tiles), nan, inf, zeros, low, high, flushed)
     if added.elements > nan + inf:
         added.min, added.max = TileFigures.extremes(tiles)

@@ -11,8 +11,6 @@ int32; lanes: 5 * LANES zeros.
 
 from __future__ import annotations
 
-import numpy as np
-
 from qtool.kernels import CHUNK, PART
 from qtool.kernels.codes import floats, integers
 from qtool.kernels.compiled import Pointer

@@ -69,12 +69,21 @@ def round_to_grid(v: Array, dtype: DType) -> Array:
     """float64 v rounded, ties to even, to the nearest of dtype's values, continued beyond qmax.
 
     The grid around v has the step 2^(max(e, emin) - m): e the exponent of v, emin that of the
-    smallest normal value, m the stored mantissa bits.
+    smallest normal value, m the stored mantissa bits. That is what the last bit counts of
+    |v| + 2^52 steps, so that adding and subtracting these rounds. Beyond 2^900, where every type
+    has ended, the step no longer grows.
     """
-    _, exponent = np.frexp(v)
-    step = np.ldexp(1.0, np.maximum(exponent - 1, dtype.limits.minexp) - dtype.limits.nmant)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.rint(v / step) * step)
+    v = np.asarray(v)
+    steps = np.asarray(v.view(np.int64) >> 52)
+    steps &= 0x7FF  # the exponent, whose bias is 1023
+    np.clip(steps, dtype.limits.minexp + 1023, 900 + 1023, out=steps)
+    steps += 52 - dtype.limits.nmant
+    steps <<= 52
+    rounded = np.asarray(np.abs(v))
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        rounded += steps.view(np.float64)
+        rounded -= steps.view(np.float64)
+    return np.copysign(rounded, v, out=rounded)
 
 
 def saturate_cast(

@@ -22,7 +22,7 @@ from qtool.render.text import stream
 class Notes:
     """Progress where no bar can be drawn: what takes long is said once, in a line."""
 
-    def __init__(self, console: Console | None) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
 
     def begin(self, tensors: int, nbytes: int) -> None: ...
@@ -32,9 +32,8 @@ class Notes:
     def finish(self, name: str) -> None: ...
 
     def note(self, text: str) -> None:
-        """Print the line, where there is a console."""
-        if self._console is not None:
-            self._console.print(text, soft_wrap=True)
+        """Print the line."""
+        self._console.print(text, soft_wrap=True)
 
 
 class Bar(Notes):
@@ -65,12 +64,11 @@ class Bar(Notes):
 
 
 @contextmanager
-def progress(*, quiet: bool) -> Iterator[Notes]:
-    """Progress on standard error while a job runs: a bar on a terminal, notes elsewhere, nothing
-    where it is to be quiet."""
+def progress() -> Iterator[Notes]:
+    """Progress on standard error while a job runs: a bar on a terminal, notes elsewhere."""
     console = stream(err=True)
-    if quiet or not console.is_terminal:
-        yield Notes(None if quiet else console)
+    if not console.is_terminal:
+        yield Notes(console)
         return
     columns = (
         TextColumn("{task.fields[done]}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
