@@ -32,6 +32,15 @@ def reader_of(array: NDArray[Any]) -> Reader:
     return read
 
 
+def bytes_of(read: Reader, element: DType) -> Reader:
+    """A Reader of the bytes of a tensor of such elements."""
+
+    def read_bytes(start: int, out: NDArray[Any]) -> None:
+        read(start // element.numpy.itemsize, out.view(element.numpy))
+
+    return read_bytes
+
+
 SEMANTICS = ("onnx", "onednn", "dynamic")
 SCALE_DTYPES = tuple(
     DTYPES[n] for n in ("float32", "float16", "bfloat16", "float8e8m0", "float8e4m3fn")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from qtool import ops
 from qtool.dtypes import DTYPES, DType, DTypeLike, resolve
-from qtool.spec import Granularity, QuantSpec, Writer
+from qtool.spec import Granularity, QuantSpec, Reader, Shape, Writer
 from qtool.stats import Stats
 
 Array = NDArray[Any]
@@ -87,6 +87,24 @@ class QuantizedTensor:
     def dequantize(self, dtype: DTypeLike = "float32") -> Array:
         """(y - zero_point) * scale, computed in dtype: float32, float16 or bfloat16."""
         return dequantize(self.y, self.scale, self.zero_point, self.spec.granularity, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """A quantized tensor that is stored somewhere, to be dequantized.
+
+    read: fills uint8 arrays with the stored bytes from a number of byte on. shape: of the codes.
+    granularity: of the scale, its axis counted from the front.
+    is_packed: whether codes of less than 8 bits are packed, as opposed to one in each byte.
+    """
+
+    read: Reader
+    dtype: DType
+    shape: Shape
+    scale: Array
+    zero_point: Array | None
+    granularity: Granularity
+    is_packed: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,11 @@ from qtool import ops
 from qtool.dtypes import DTYPES, TARGETS, resolve
 from qtool.engine import can_restore, can_stream, plain, request, restore, stream
 from qtool.errors import SpecError, TensorError
-from qtool.kernels import tensor as codes
-from qtool.kernels.geometry import layout
+from qtool.kernels.tensor import TileQuantizer, TileRestorer, grid
 from qtool.packing import pack as packing_pack
 from qtool.pool import in_order
 from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec, Shape, reader_of
-from qtool.tensor import QuantizedTensor, dequantize
+from qtool.tensor import Codes, QuantizedTensor, dequantize
 
 Array = NDArray[Any]
 
@@ -94,6 +93,7 @@ def _tiling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Small tiles; groups that are read with their tile, and ones that need a pass of their own."""
     tile, longest = request.param
     monkeypatch.setattr(stream, "TILE", tile)
+    monkeypatch.setattr(stream, "_SMALL_TILE", min(tile, stream._SMALL_TILE))
     monkeypatch.setattr(stream, "_LONGEST_SPAN", longest)
 
 
@@ -136,20 +136,18 @@ def test_any_bits_give_the_codes_of_the_operator(
     assert got.tobytes() == want.tobytes()
 
 
-def test_every_value_of_16_bits_becomes_its_float32() -> None:
-    every = np.arange(1 << 16, dtype=np.uint16)
-    out = np.empty(every.size, np.float32)
-    bits = out.view(np.uint32)
-    convert.float16_to_float32(every, bits, out)
-    assert_same_floats(out, every.view(np.float16).astype(np.float32))
-    convert.bfloat16_to_float32(every, bits)
-    assert_same_floats(out, every.view(ml_dtypes.bfloat16).astype(np.float32))
-
-
-def assert_same_floats(got: Array, want: Array) -> None:
-    number = ~np.isnan(want)
-    assert np.array_equal(np.isnan(got), ~number)
-    assert got[number].tobytes() == want[number].tobytes()
+@pytest.mark.parametrize("source", [np.float16, ml_dtypes.bfloat16])
+def test_every_value_of_16_bits_is_read_as_its_float32(source: Any) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(source)
+    finite = every[np.isfinite(every.astype(np.float32))]
+    spec = QuantSpec("uint8", PerAxis(0), nonfinite="error")
+    ranges = TileQuantizer(finite.shape, resolve(finite.dtype), spec).ranges(
+        finite, 0, 0, finite.size
+    )
+    assert ranges is not None
+    for found in ranges:
+        assert found.tobytes() == finite.astype(np.float32).tobytes()
+    check_same(every, QuantSpec("int8", PerTensor(), nonfinite="allow"), 1, scale=np.float32(0.1))
 
 
 @pytest.mark.parametrize("target", [d.name for d in TARGETS if not d.is_integer])
@@ -167,51 +165,59 @@ def test_halfway_points_and_their_neighbours_round_as_the_operator_does(target: 
     assert got.tobytes() == want.tobytes()
 
 
-@pytest.mark.parametrize("bits", [2, 4, 6])
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 7, 8, 9, 4096, 4099])
-def test_packing_equals_the_plain_one_and_comes_back(bits: int, count: int) -> None:
-    dtype = next(d for d in TARGETS if d.bits == bits)
-    every = np.random.default_rng(count).integers(0, 256, count, np.uint8)
+@pytest.mark.parametrize("target", ["int2", "uint4", "float4e2m1", "float6e3m2"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 9, 1023, 1026, 4096, 4099])
+def test_packing_equals_the_plain_one_and_comes_back(target: str, count: int) -> None:
+    dtype = DTYPES[target]
+    x = values((count,), np.float32, count, nonfinite=False)
+    spec = QuantSpec(target, PerTensor())
+    scale, zeros = np.float32([0.25]), np.empty(0, np.float32)
     out = np.empty(dtype.nbytes(count), np.uint8)
-    pack.pack(every, bits, out)
-    low = every & np.uint8((1 << bits) - 1)
-    assert out.tobytes() == packing_pack(low.view(dtype.numpy), dtype).tobytes()
-    back = np.empty(count, np.uint8)
-    pack.unpack(out, bits, back)
-    assert back.tobytes() == low.tobytes()
+    TileQuantizer(x.shape, DTYPES["float32"], spec).quantize(x, scale, zeros, 0, 0, dtype.bits, out)
+    codes = ops.quantize_linear(x, np.float32(0.25), output_dtype=target)
+    assert out.tobytes() == packing_pack(codes, dtype).tobytes()
+    back = np.empty(count, np.float32)
+    for width, stored in ((dtype.bits, out), (8, codes.view(np.uint8))):
+        restorer = TileRestorer(x.shape, dtype, PerTensor(), scale, zeros, width)
+        restorer.dequantize(stored, 0, back)
+        assert back.tolist() == (codes.astype(np.float32) * np.float32(0.25)).tolist()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_expansion_finds_the_group_of_every_element(shape: Shape) -> None:
+def test_every_element_gets_the_scale_of_its_group(shape: Shape) -> None:
+    ones = np.ones(int(np.prod(shape)), np.uint8)
     for granularity in granularities(shape):
         resolved = granularity.resolve(shape)
         scale_shape = resolved.scale_shape(shape)
         numbers = np.arange(int(np.prod(scale_shape)), dtype=np.float32).reshape(scale_shape)
         attributes = {"axis": 0, "block_size": 0} | resolved.attributes
         want = np.broadcast_to(ops.expand(numbers, shape, **attributes, thing="x"), shape)
+        none = np.empty(0, np.float32)
+        restorer = TileRestorer(shape, DTYPES["uint8"], resolved, numbers.reshape(-1), none, 8)
         for start in (0, 1, 777):
-            out = np.empty(max(0, int(np.prod(shape)) - start), np.float32)
-            expand(numbers.reshape(-1), layout(shape, resolved), start, 0, out)
+            out = np.empty(max(0, ones.size - start), np.float32)
+            restorer.dequantize(ones[start:], start, out)
             assert out.tolist() == want.reshape(-1)[start:].tolist()
 
 
-def test_ranges_leave_out_what_is_not_finite_and_order_negative_values() -> None:
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_ranges_leave_out_what_is_not_finite_and_order_negative_values(*, symmetric: bool) -> None:
     x = np.float32([[1, -3, np.nan, 2], [-np.inf, -0.5, -0.25, np.inf], [np.nan] * 4])
-    low, high = np.full(3, 0x7FFFFFFF, np.int32), np.full(3, -0x80000000, np.int32)
-    table = layout(x.shape, PerAxis(0))
-    groups.minmax(x.reshape(-1).view(np.int32), table, 0, 0, low, high)
-    assert groups.ordered(low).view(np.float32).tolist() == [-3, -0.5, 0]
-    assert groups.ordered(high).view(np.float32).tolist() == [2, 0, 0]
-    largest = np.zeros(3, np.int32)
-    groups.absmax(x.reshape(-1).view(np.int32), table, 0, 0, largest)
-    assert largest.view(np.float32).tolist() == [3, 0.5, 0]
+    ends = ([-3, -0.5, 0], [3, 0.5, 0]) if symmetric else ([-3, -0.5, 0], [2, 0, 0])
+    for nonfinite, want in (("allow", ends), ("error", None)):
+        spec = QuantSpec("int8", PerAxis(0), symmetric=symmetric, nonfinite=nonfinite)
+        found = TileQuantizer(x.shape, DTYPES["float32"], spec).ranges(x.reshape(-1), 0, 0, 3)
+        assert (found and tuple(part.tolist() for part in found)) == want
+    negative_nan = np.array([0xFFFFFFFF, 0], np.uint32).view(np.float32)
+    spec = QuantSpec("int8", PerTensor(), symmetric=symmetric)
+    assert TileQuantizer((2,), DTYPES["float32"], spec).ranges(negative_nan, 0, 0, 1) is None
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 5])
 def test_a_value_that_is_not_finite_is_named_as_in_the_plain_path(
     jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "TILE", 4096)
+    monkeypatch.setattr(stream, "_SMALL_TILE", 4096)
     x = values((100, 384), np.float32, 0, nonfinite=False)
     x[20, 7], x[90, 1] = -np.inf, np.nan
     asked = request("w", x.shape, DTYPES["float32"], QuantSpec("int8", PerAxis(0)), None, None)
@@ -247,7 +253,7 @@ RESTORED = [
 def test_dequantizing_in_tiles_equals_the_operator(
     target: str, output: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restore, "TILE", 4096)
+    monkeypatch.setattr(stream, "_SMALL_TILE", 4096)
     for shape in SHAPES[2:6:2]:
         for number, granularity in enumerate(granularities(shape)):
             options: dict[str, Any] = {"symmetric": bool(number % 2)}
@@ -269,18 +275,19 @@ def check_restored(tensor: QuantizedTensor, output: str) -> None:
     def write(offset: int, data: Array) -> None:
         out.reshape(-1).view(np.uint8)[offset : offset + data.nbytes] = data.view(np.uint8)
 
-    restore.restore(
-        reader_of(stored), write, shape, dtype, tensor.spec.granularity, tensor.scale,
-        tensor.zero_point, DTYPES[output], jobs=2, moved=lambda nbytes: None,
+    codes = Codes(
+        reader_of(stored.view(np.uint8)), dtype, shape, tensor.scale, tensor.zero_point,
+        tensor.spec.granularity,
     )  # fmt: skip
+    restore.restore(codes, write, DTYPES[output], jobs=2, moved=lambda nbytes: None)
     computed = "float32" if output == "float64" else output
     want = dequantize(tensor.y, tensor.scale, tensor.zero_point, tensor.spec.granularity, computed)
     assert out.tobytes() == want.astype(DTYPES[output].numpy).tobytes()
 
 
 def test_the_grid_of_float8e4m3fn_is_what_the_format_says() -> None:
-    shift, normal, magic, rebias, top, sign, negative_zero, nan = codes.grid(
-        DTYPES["float8e4m3fn"]
-    ).tolist()
-    assert (shift, rebias, top, sign, negative_zero, nan) == (20, 120 << 3, 0x7E, 7, 1, 0x7F)
-    assert np.array([normal, magic], np.int32).view(np.float32).tolist() == [2.0**-6, 2.0**14]
+    numbers, limits = grid(DTYPES["float8e4m3fn"])
+    shift, normal, highest, rebias, sign, negative_zero, nan = numbers.tolist()
+    assert (shift, rebias, sign, negative_zero, nan) == (20, 120 << 3, 7, 1, 0x7F)
+    assert np.array([normal, highest], np.int32).view(np.float32).tolist() == [2.0**-6, 2.0**8]
+    assert limits.tolist() == [448, 2.0**14]

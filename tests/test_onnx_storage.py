@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+import xxhash
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx_models import Array, check, constant, initializer, model, quantize, run, save
 
 from qtool.dtypes import DTYPES
+from qtool.engine import restore_plain
 from qtool.errors import OutputError, SpecError
 from qtool.formats import files
 from qtool.formats.onnx import OnnxSource
 from qtool.formats.onnx import writer as onnx_writer
 from qtool.layouts.onnx_dequantize import OnnxDequantized
 from qtool.layouts.onnx_qdq import OnnxQdq
-from qtool.spec import Blocked, PerAxis, PerTensor, QuantSpec
+from qtool.spec import Blocked, PerAxis, PerTensor, QuantSpec, Writer
+from qtool.tensor import Codes
 
 WEIGHT = np.random.default_rng(3).normal(size=(64, 64)).astype(np.float32)
 X = np.random.default_rng(4).normal(size=(3, 64)).astype(np.float32)
@@ -136,7 +139,7 @@ def test_data_lands_with_the_model_that_a_link_points_to(tmp_path: Path) -> None
 def orphan(folder: Path) -> Path:
     """A data file as a run leaves it that is killed before its model lands."""
     content = b"codes"
-    path = folder / f"q.{hashlib.sha256(content).hexdigest()[:16]}.data"
+    path = folder / f"q.{xxhash.xxh3_64(content).hexdigest()}.data"
     path.write_bytes(content)
     return path
 
@@ -232,11 +235,14 @@ def test_a_failing_write_leaves_the_old_files_as_they_were(
     assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == before
 
 
+def restoring(dtype: str) -> Callable[[Codes, Writer, str], None]:
+    return lambda codes, write, _: restore_plain.restore(codes, write, DTYPES[dtype], 1)
+
+
 def dequantized(path: Path, dtype: str = "float32", **options: Any) -> ModelProto:
     target = path.with_name("back.onnx")
-    OnnxDequantized(OnnxSource(path), DTYPES[dtype]).write(
-        target, **({"external_data": False} | options)
-    )
+    settings = {"external_data": False, "restore": restoring(dtype)} | options
+    OnnxDequantized(OnnxSource(path), DTYPES[dtype]).write(target, **settings)
     return check(target)
 
 
@@ -369,6 +375,8 @@ def test_dequantize_leaves_what_has_no_name(tmp_path: Path) -> None:
     ]  # fmt: skip
     graph = helper.make_graph(nodes, "g", [], [], tensors)
     source = OnnxSource(save(helper.make_model(graph), tmp_path / "q.onnx"))
-    OnnxDequantized(source, DTYPES["float32"]).write(tmp_path / "b.onnx", external_data=False)
+    OnnxDequantized(source, DTYPES["float32"]).write(
+        tmp_path / "b.onnx", external_data=False, restore=restoring("float32")
+    )
     stored = ModelProto.FromString((tmp_path / "b.onnx").read_bytes()).graph.initializer
     assert [tensor.name for tensor in stored] == ["s", "", "w"]

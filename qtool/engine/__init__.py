@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qtool.dtypes import DType, resolve
-from qtool.engine import plain
+from qtool.engine import plain, restore_plain
 from qtool.engine.request import Request, given_codes, given_scale, request
 from qtool.pool import default_jobs
 from qtool.spec import QuantSpec
@@ -24,6 +24,7 @@ __all__ = [
     "plain",
     "quantize",
     "request",
+    "restore_plain",
 ]
 
 # Elements from which on loading the kernels pays, also where they have yet to be compiled once.
@@ -82,4 +83,4 @@ def can_restore(dtype: DType, output: DType) -> bool:
 
     A difference of 16-bit codes does not fit 16-bit floats, so its rounding comes first.
     """
-    return output.bits >= 32 or dtype.bits <= 8
+    return dtype.is_target and (output.bits >= 32 or dtype.bits <= 8)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,7 +18,6 @@ from qtool.jobs.progress import Progress, Silent
 from qtool.layouts.dequantized import DequantizedSource
 from qtool.recipe import SOURCE_FLOATS
 from qtool.spec import (
-    PRECISIONS,
     SCALE_DTYPES,
     Blocked,
     Granularity,
@@ -24,8 +25,9 @@ from qtool.spec import (
     PerTensor,
     Shape,
     Writer,
+    bytes_of,
 )
-from qtool.tensor import dequantize
+from qtool.tensor import Codes
 
 # A dequantized tensor: its name, its shape and the type of its codes.
 Done = tuple[str, Shape, DType]
@@ -75,13 +77,13 @@ def dequantize_file(
         _check_usage(source, name, container, parameters, external_data=external_data)
         streams.check_target(streams.source_files(src, source), name, force=force)
         with streams.placed(name, f"{source.path.stem}.{container}") as path:
+            job = _Job(source, output, progress or Silent(), jobs or engine.default_jobs())
             if container == "npy":
-                done = _write_codes(source, _given_codes(*parameters), output, path)
+                done = job.write_codes(path, *_given_codes(*parameters))
             elif container == "onnx":
-                done = _write_onnx(source, output, path, external_data=external_data)
+                done = job.write_onnx(path, external_data=external_data)
             else:
-                threads = jobs or engine.default_jobs()
-                done = _write_native(source, output, path, threads, progress or Silent())
+                done = job.write_native(path)
             written = streams.written(path, name, container)
         return {
             "command": "dequantize",
@@ -134,101 +136,108 @@ def _given_codes(
     return Given(scale, zero_point), PerTensor() if axis is None else PerAxis(axis)
 
 
-def _write_codes(
-    source: Source, parameters: tuple[Given, Granularity], output: DType, path: Path
-) -> list[Done]:
-    (info,) = source.infos()
-    given, granularity = parameters
-    if not (info.dtype.is_target or info.dtype.name == "int32"):
-        raise FormatError(
-            str(source.path),
-            f"holds {info.dtype}, which are no codes",
-            "give a file of quantized codes, or --source-dtype",
-        )
-    found = given.of(info.name)
-    if found is None:
-        raise SpecError("scale", f"the file holds none for {info.name}", "give it as a .npy")
-    granularity = granularity.resolve(info.shape)
-    stored = resolve(found[0].dtype, "scale")
-    scale = engine.given_scale(
-        found[0], stored if stored in SCALE_DTYPES else DTYPES["float32"],
-        granularity.scale_shape(info.shape), "scale", negative=True,
-    )  # fmt: skip
-    zero_point = None
-    if found[1] is not None:
-        zero_point = engine.given_codes(found[1], info.dtype, scale.shape)
-    compute = output if output in PRECISIONS else DTYPES["float32"]
-    values = dequantize(source.read(info.name), scale, zero_point, granularity, compute)
-    with (
-        files.replacing(path) as temporary,
-        sink("npy", temporary, [Entry(info.name, output, info.shape)], {}) as writer,
-    ):
-        writer.write(info.name, values.astype(output.numpy))
-    return [(info.name, info.shape, info.dtype)]
+class _Job:
+    """Dequantizes what a source holds and writes the file."""
 
+    def __init__(self, source: Source, output: DType, progress: Progress, jobs: int) -> None:
+        self._source = source
+        self._output = output
+        self._progress = progress
+        self._jobs = jobs
+        self._kernels_pay = False
 
-def _write_native(
-    source: Source, output: DType, path: Path, jobs: int, progress: Progress
-) -> list[Done]:
-    readable = DequantizedSource(source, output)
-    if not readable.tensors:
-        raise FormatError(
-            str(source.path),
-            "holds nothing that qtool quantized",
-            "give a file that `qtool quantize` wrote",
-        )
-    infos = readable.infos()
-    entries = [Entry(info.name, info.dtype, info.shape) for info in infos]
-    progress.begin(len(infos), sum(info.nbytes for info in infos))
-    sizes = (info.size for info in infos if info.name in readable.tensors)
-    kernels_pay = sum(sizes) >= engine.KERNELS_PAY and source.container == "safetensors"
-    with (
-        files.replacing(path) as temporary,
-        sink(source.container, temporary, entries, readable.metadata) as writer,
-    ):
-        for info in infos:
-            stored = readable.tensors.get(info.name)
-            pays = kernels_pay and info.size >= engine.TILES_PAY
-            if pays and stored is not None and engine.can_restore(stored.dtype, output):
-                with writer.writing(info.name) as write:
-                    _restore(readable, info.name, write, output, jobs, progress)
-            else:
-                writer.write(info.name, readable.chunks(info.name))
-                progress.advance(info.nbytes)
-            progress.finish(info.name)
-    return [(name, stored.shape, stored.dtype) for name, stored in readable.tensors.items()]
-
-
-def _restore(
-    source: DequantizedSource,
-    name: str,
-    write: Writer,
-    output: DType,
-    jobs: int,
-    progress: Progress,
-) -> None:
-    """Dequantize one tensor tile by tile."""
-    from qtool.engine.restore import restore
-    from qtool.kernels import machine
-
-    stored = source.tensors[name]
-    machine.load(progress.note)
-    with source.reading_codes(name) as read:
-        restore(
-            read, write, stored.shape, stored.dtype, stored.granularity,
-            *source.parameters(name), output, jobs=jobs, moved=progress.advance,
+    def write_codes(self, path: Path, given: Given, granularity: Granularity) -> list[Done]:
+        """The codes of a .npy file."""
+        (info,) = self._source.infos()
+        if not (info.dtype.is_target or info.dtype.name == "int32"):
+            raise FormatError(
+                str(self._source.path),
+                f"holds {info.dtype}, which are no codes",
+                "give a file of quantized codes, or --source-dtype",
+            )
+        found = given.of(info.name)
+        if found is None:
+            raise SpecError("scale", f"the file holds none for {info.name}", "give it as a .npy")
+        granularity = granularity.resolve(info.shape)
+        stored = resolve(found[0].dtype, "scale")
+        scale = engine.given_scale(
+            found[0], stored if stored in SCALE_DTYPES else DTYPES["float32"],
+            granularity.scale_shape(info.shape), "scale", negative=True,
         )  # fmt: skip
+        zero_point = None
+        if found[1] is not None:
+            zero_point = engine.given_codes(found[1], info.dtype, scale.shape)
+        entry = Entry(info.name, self._output, info.shape)
+        self._begin([(info.dtype, info.shape)])
+        with (
+            files.replacing(path) as temporary,
+            sink("npy", temporary, [entry], {}) as writer,
+            self._source.reading(info.name) as read,
+            writer.writing(info.name) as write,
+        ):
+            parameters = (scale, zero_point, granularity)
+            read_bytes = bytes_of(read, info.dtype)
+            codes = Codes(read_bytes, info.dtype, info.shape, *parameters, is_packed=False)
+            self._restore(codes, write, info.name)
+        return [(info.name, info.shape, info.dtype)]
 
+    def write_native(self, path: Path) -> list[Done]:
+        """A file that qtool quantized."""
+        readable = DequantizedSource(self._source, self._output)
+        tensors = readable.tensors
+        if not tensors:
+            raise FormatError(
+                str(self._source.path),
+                "holds nothing that qtool quantized",
+                "give a file that `qtool quantize` wrote",
+            )
+        infos = readable.infos()
+        entries = [Entry(info.name, info.dtype, info.shape) for info in infos]
+        self._begin([(stored.dtype, stored.shape) for stored in tensors.values()])
+        with (
+            files.replacing(path) as temporary,
+            sink(self._source.container, temporary, entries, readable.metadata) as writer,
+        ):
+            for info in infos:
+                if info.name not in tensors or self._source.container == "npz":
+                    writer.write(info.name, readable.chunks(info.name))
+                    continue
+                with readable.codes(info.name) as codes, writer.writing(info.name) as write:
+                    self._restore(codes, write, info.name)
+        return [(name, stored.shape, stored.dtype) for name, stored in tensors.items()]
 
-def _write_onnx(source: Source, output: DType, path: Path, *, external_data: bool) -> list[Done]:
-    from qtool.layouts.onnx_dequantize import OnnxDequantized
+    def write_onnx(self, path: Path, *, external_data: bool) -> list[Done]:
+        """An ONNX model."""
+        from qtool.layouts.onnx_dequantize import OnnxDequantized
 
-    model = OnnxDequantized(cast("OnnxSource", source), output)
-    if not model.folded:
-        raise FormatError(
-            str(source.path),
-            "has no DequantizeLinear node of stored tensors",
-            "give a file that `qtool quantize` wrote",
-        )
-    model.write(path, external_data=external_data)
-    return [(folded.name, folded.shape, folded.dtype) for folded in model.folded]
+        model = OnnxDequantized(cast("OnnxSource", self._source), self._output)
+        if not model.folded:
+            raise FormatError(
+                str(self._source.path),
+                "has no DequantizeLinear node of stored tensors",
+                "give a file that `qtool quantize` wrote",
+            )
+        self._begin([(folded.dtype, folded.shape) for folded in model.folded])
+        model.write(path, external_data=external_data, restore=self._restore)
+        return [(folded.name, folded.shape, folded.dtype) for folded in model.folded]
+
+    def _begin(self, tensors: Sequence[tuple[DType, Shape]]) -> None:
+        """Prepare for the codes of that type and shape."""
+        sizes = [math.prod(shape) for _, shape in tensors]
+        self._kernels_pay = sum(sizes) >= engine.KERNELS_PAY
+        self._progress.begin(len(sizes), sum(map(self._output.nbytes, sizes)))
+
+    def _restore(self, codes: Codes, write: Writer, name: str) -> None:
+        """Store the values of codes, tile by tile."""
+        size = math.prod(codes.shape)
+        pays = self._kernels_pay and size >= engine.TILES_PAY
+        if pays and engine.can_restore(codes.dtype, self._output):
+            from qtool.engine.restore import restore
+            from qtool.kernels import machine
+
+            machine.load(self._progress.note)
+            restore(codes, write, self._output, jobs=self._jobs, moved=self._progress.advance)
+        else:
+            engine.restore_plain.restore(codes, write, self._output, self._jobs)
+            self._progress.advance(self._output.nbytes(size))
+        self._progress.finish(name)

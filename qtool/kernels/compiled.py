@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 Pointer = NDArray[Any]
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
-_OPTIONS = {"error_model": "numpy", "_nrt": False}
+_OPTIONS: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
 # without what Python needs to call it
 ALONE = _OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def inlined(function: Kernel) -> Kernel:
     """A part of kernels. It cannot raise: what could is no part of compiled code."""
-    return cast(Kernel, numba.njit(forceinline=True, **_OPTIONS)(function))
+    return cast(Kernel, numba.njit(**_OPTIONS, forceinline=True)(function))

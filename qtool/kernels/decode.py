@@ -11,7 +11,7 @@ from qtool.kernels.compiled import Pointer, inlined
 def decode(
     codes: Pointer,
     n: int,
-    width: int,
+    size: int,
     signed: int,
     table: Pointer,
     has_table: int,
@@ -22,13 +22,13 @@ def decode(
 ) -> None:
     """out[at : at + n] = (value - zero) * scale.
 
-    The value is the code of `width` bits as a signed or unsigned integer, or what the table says.
+    The value is the code of `size` bits as a signed or unsigned integer, or what the table says.
     """
     if has_table:
         for i in range(n):
             out[at + i] = np.float32(table[codes[i]] - zero[i]) * scale[i]
         return
-    unused = np.int32(32 - width) if signed else np.int32(0)
+    unused = np.int32(32 - size) if signed else np.int32(0)
     for i in range(n):
         code = np.int32(np.int32(np.int32(codes[i]) << unused) >> unused)
         out[at + i] = np.float32(np.float32(code) - zero[i]) * scale[i]

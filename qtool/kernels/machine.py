@@ -17,8 +17,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-import llvmlite
-import llvmlite.binding as llvm
+import llvmlite  # type: ignore[import-untyped]
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,7 +33,7 @@ SIGNATURES: dict[str, str] = {
     "find_minmax": f"{_SOURCE} {_PLACE} i i4* i4* f4*",
     "quantize": f"{_SOURCE} f4* f4* i {_PLACE} i f4* i4* i i u1* u2* f8* i8* i4* f8* f8*"
     " f4* f4* f4* f4* f4* u2* u4* u8* i4*",
-    "dequantize": "u1* u2* i i i f4* i f4* f4* i i8* i f4* f4* f4* u2*",
+    "dequantize": "u1* u2* i i i i f4* i f4* f4* i i8* i f4* f4* f4* u2*",
 }
 
 _FOLDER = Path(__file__).parent

@@ -64,11 +64,13 @@ def _gathered(word: np.uint64, bits: np.uint64) -> np.uint64:
 
 
 @inlined
-def unpack(packed: Pointer, at: int, n: int, bits: int, codes: Pointer) -> None:
-    """The n codes that begin at byte `at`, the bits above each code 0."""
+def unpack(packed: Pointer, at: int, n: int, bits: int, size: int, codes: Pointer) -> None:
+    """The n codes of `size` bits that begin at byte `at`, the bits above each code 0; `bits` of the
+    memory for each."""
     if bits == 8:
+        mask = np.uint16((1 << size) - 1)
         for i in range(n):
-            codes[i] = np.uint16(packed[at + i])
+            codes[i] = np.uint16(np.uint16(packed[at + i]) & mask)
     elif bits == 4:
         for i in range(n // 2):
             byte = np.uint16(packed[at + i])
@@ -78,8 +80,8 @@ def unpack(packed: Pointer, at: int, n: int, bits: int, codes: Pointer) -> None:
             codes[n - 1] = np.uint16(np.uint16(packed[at + n // 2]) & np.uint16(15))
     elif bits == 2:
         for i in range(n):
-            byte = np.uint32(packed[at + i // 4])
-            codes[i] = np.uint16(np.uint32(byte >> np.uint32(2 * (i % 4))) & np.uint32(3))
+            four = np.uint32(packed[at + i // 4])
+            codes[i] = np.uint16(np.uint32(four >> np.uint32(2 * (i % 4))) & np.uint32(3))
     else:
         _unpack_sixes(packed, at, n, codes)
 

@@ -149,12 +149,19 @@ class TileFigures:
 class TileRestorer:
     """Dequantizes tiles of one tensor to float32; any number of threads may use it at once.
 
-    scales, zeros: float32 of all groups; no zeros at all mean 0.
+    scales, zeros: float32 of all groups; no zeros at all mean 0. width: bits of a stored code.
     """
 
     def __init__(
-        self, shape: Shape, dtype: DType, granularity: Granularity, scales: Array, zeros: Array
+        self,
+        shape: Shape,
+        dtype: DType,
+        granularity: Granularity,
+        scales: Array,
+        zeros: Array,
+        width: int,
     ) -> None:
+        self._width = width
         self._layout = layout(shape, granularity)
         self._dtype = dtype
         self._scales, self._zeros = scales, zeros
@@ -163,15 +170,15 @@ class TileRestorer:
     def dequantize(self, stored: Array, start: int, out: Array) -> None:
         """out = (code - zero) * scale of the elements from number start on.
 
-        stored: the bytes of their codes, packed below 8 bits; start: a multiple of 4.
+        stored: the bytes of their codes; start: a multiple of 4.
         """
         dtype, work, has_zeros = self._dtype, _workspace, self._zeros.size > 0
         place = address(stored, "u1")
         _dequantize(
-            place, place, dtype.bits, out.size, dtype.kind == "int", address(self._table, "f4"),
-            self._table.size > 0, address(self._scales, "f4"), address(self._zeros, "f4"),
-            has_zeros, address(self._layout, "i8"), start, address(out, "f4"), work.scale,
-            work.zero if has_zeros else work.no_zero, work.codes,
+            place, place, self._width, dtype.bits, out.size, dtype.kind == "int",
+            address(self._table, "f4"), self._table.size > 0, address(self._scales, "f4"),
+            address(self._zeros, "f4"), has_zeros, address(self._layout, "i8"), start,
+            address(out, "f4"), work.scale, work.zero if has_zeros else work.no_zero, work.codes,
         )  # fmt: skip
 
 

@@ -144,6 +144,7 @@ def dequantize(
     packed: Pointer,
     codes16: Pointer,
     width: int,
+    size: int,
     n: int,
     signed: int,
     table: Pointer,
@@ -160,7 +161,8 @@ def dequantize(
 ) -> None:
     """out = (value of code - zero) * scale of the elements.
 
-    packed, codes16: the stored codes, of `width` bits, as bytes and as uint16. signed, table,
+    packed, codes16: the stored codes, of `width` bits, the lowest `size` of which count, as bytes
+    and as uint16. signed, table,
     has_table: see decode(). scales, zeros: of all groups. zero: zeros, where there are none.
     """
     for at in range(0, n, PART):
@@ -172,5 +174,5 @@ def dequantize(
             for i in range(count):
                 codes[i] = codes16[at + i]
         else:
-            unpack(packed, at * width // 8, count, width, codes)
-        decode(codes, count, width, signed, table, has_table, scale, zero, out, at)
+            unpack(packed, at * width // 8, count, width, size, codes)
+        decode(codes, count, size, signed, table, has_table, scale, zero, out, at)

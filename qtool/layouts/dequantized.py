@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from qtool.errors import FormatError
 from qtool.formats import Entry, Source
 from qtool.layouts.native import KEY, Stored, codes_entry, part_names, read_metadata
 from qtool.packing import pack, unpack
-from qtool.spec import Reader, Shape, TensorInfo, reader_of
-from qtool.tensor import dequantize
+from qtool.spec import Reader, Shape, TensorInfo, bytes_of, reader_of
+from qtool.tensor import Codes, dequantize
 
 Array = NDArray[Any]
 
@@ -91,9 +91,16 @@ class DequantizedSource:
             return self.original.reading(name)
         return nullcontext(reader_of(self.read(name)))
 
-    def reading_codes(self, name: str) -> AbstractContextManager[Reader]:
-        """A Reader of the codes of a quantized tensor, as they are stored."""
-        return self.original.reading(name)
+    @contextmanager
+    def codes(self, name: str) -> Iterator[Codes]:
+        """The codes of a quantized tensor and their parameters."""
+        stored = self.tensors[name]
+        with self.original.reading(name) as read:
+            element = self._infos[name].dtype
+            yield Codes(
+                bytes_of(read, element), stored.dtype, stored.shape, *self.parameters(name),
+                stored.granularity,
+            )  # fmt: skip
 
     def close(self) -> None:
         self.original.close()

@@ -5,7 +5,8 @@ Source: ONNX DequantizeLinear, versions 10 to 28.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +20,8 @@ from qtool.formats.onnx.consumers import Consumers
 from qtool.formats.onnx.graph import STANDARD, Names
 from qtool.formats.onnx.opset import raise_opset
 from qtool.formats.onnx.writer import ModelWriter
-from qtool.layouts.onnx_tiles import Codes
-from qtool.pool import default_jobs
 from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, Shape, Writer
+from qtool.tensor import Codes
 
 # The first opset whose Cast takes bfloat16.
 _CAST_BFLOAT16 = 13
@@ -80,15 +80,20 @@ class OnnxDequantized:
             self._fold(node)
         self._remove_unused({name for node in nodes for name in node.input if name})
 
-    def write(self, path: Path, *, external_data: bool) -> None:
-        """Write the model, once; see ModelWriter for external_data and errors."""
+    def write(
+        self, path: Path, *, external_data: bool, restore: Callable[[Codes, Writer, str], None]
+    ) -> None:
+        """Write the model, once; see ModelWriter for external_data and errors.
+
+        restore: stores the values of the codes of a tensor, given its name.
+        """
         made = [tensor for tensor, _, _ in self._made.values()]
         with ModelWriter(
             path, self._model, made, source=self._source, external_data=external_data
         ) as writer:
             for name, (_, node, granularity) in self._made.items():
-                with writer.writing(name) as write:
-                    self._dequantize(node, granularity, write)
+                with self._codes(node, granularity) as codes, writer.writing(name) as write:
+                    restore(codes, write, name)
 
     def _fold(self, node: NodeProto) -> None:
         """Put an initializer, and a Cast where needed, in the place of a node."""
@@ -124,8 +129,9 @@ class OnnxDequantized:
         top_level = any(node is readers[0] for node in self._model.graph.node)
         return readers[0] if wanted and top_level else None
 
-    def _dequantize(self, node: NodeProto, granularity: Granularity, write: Writer) -> None:
-        """Store the values of a node."""
+    @contextmanager
+    def _codes(self, node: NodeProto, granularity: Granularity) -> Iterator[Codes]:
+        """What a node dequantizes."""
         source = self._source
         codes = source.tensors[node.input[0]]
         dtype = onnx_tensor.dtype_of(codes, source.thing(node.input[0]))
@@ -134,9 +140,7 @@ class OnnxDequantized:
         if dtype.name == "int32" and zero_point is not None and not zero_point.any():
             zero_point = None  # int32 has none, but some exporters write zeros
         with source.stored(node.input[0]).reading() as read:
-            Codes(read, dtype, tuple(codes.dims), scale, zero_point, granularity).write(
-                write, self._dtype, default_jobs()
-            )
+            yield Codes(read, dtype, tuple(codes.dims), scale, zero_point, granularity)
 
     def _remove_unused(self, names: Set[str]) -> None:
         """Drop the stored tensors among names that nothing reads any more."""

@@ -83,7 +83,8 @@ def round_to_grid(v: Array, dtype: DType) -> Array:
     with np.errstate(invalid="ignore"):  # a signalling NaN
         rounded += steps.view(np.float64)
         rounded -= steps.view(np.float64)
-    return np.copysign(rounded, v, out=rounded)
+    np.copysign(rounded, v, out=rounded)
+    return rounded
 
 
 def saturate_cast(

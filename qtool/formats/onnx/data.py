@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import xxhash
 from numpy.typing import NDArray
 
 from qtool.formats import writing_file
@@ -34,7 +34,7 @@ class DataFile:
         self.offsets: list[int] = []
         self._path = path
         self._sizes = sizes
-        self._digest = hashlib.sha256()
+        self._digest = xxhash.xxh3_64()
         self._buffer = bytearray(_PIECE)
         self._lock = threading.Lock()
         self._written: dict[int, int] = {}  # begin -> end of what lies behind a gap
@@ -74,7 +74,7 @@ class DataFile:
         self._schedule(self._end)
         for piece in self._pieces:
             piece.result()
-        return self._digest.hexdigest()[:16]
+        return self._digest.hexdigest()
 
     def _advance(self, begin: int, end: int) -> None:
         """Take note of bytes that have been written."""

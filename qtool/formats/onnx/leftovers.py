@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator, Set
 from contextlib import suppress
 from pathlib import Path
+
+import xxhash
 
 from qtool.errors import FormatError
 from qtool.formats.onnx import graph as onnx_graph
@@ -50,12 +51,14 @@ def _data_files(path: Path) -> set[Path]:
 
 
 def _bears_hash(path: Path) -> bool:
+    digest = xxhash.xxh3_64()
     try:
         with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            while piece := file.read(1 << 20):
+                digest.update(piece)
     except OSError:
         return False
-    return path.name.endswith(f".{digest[:16]}.data")
+    return path.name.endswith(f".{digest.hexdigest()}.data")
 
 
 def _locations(path: Path) -> set[str]:

@@ -1,0 +1,116 @@
+"""Dequantizes a tensor with the operator itself, in pieces of bounded size, in C order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.dtypes import DTYPES, DType
+from qtool.packing import unpack
+from qtool.pool import in_order
+from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, Shape, Writer
+from qtool.tensor import Codes, dequantize
+
+Array = NDArray[Any]
+_Box = tuple[slice, slice, slice]
+
+TILE = 1 << 17  # elements: their float32 temporaries stay in the L2 cache
+
+
+def restore(codes: Codes, write: Writer, output: DType, jobs: int) -> None:
+    """Store (code - zero_point) * scale of every element, as output, over that many threads."""
+    shape = _folded(codes.shape, codes.granularity)
+    _, size, inner = shape
+
+    def work(box: _Box) -> None:
+        outer, along, within = box
+        start = (outer.start * size + along.start) * inner + within.start
+        values = _tile(codes, shape, box, start, output)
+        write(start * values.itemsize, values.reshape(-1).view(np.uint8))
+
+    granularity = codes.granularity
+    block = granularity.block_size if isinstance(granularity, Blocked) else 1
+    for _ in in_order(work, _boxes(shape, block), jobs):
+        pass
+
+
+def _tile(codes: Codes, shape: Shape, box: _Box, start: int, output: DType) -> Array:
+    """The values of a box of the folded shape, whose first element has the number start."""
+    extent = tuple(part.stop - part.start for part in box)
+    y = _read(codes, start, math.prod(extent)).reshape(extent)
+    scale = _groups(codes, codes.scale, shape, box)
+    zero = None if codes.zero_point is None else _groups(codes, codes.zero_point, shape, box)
+    computed = DTYPES["float32"] if output.name == "float64" else output
+    values = dequantize(y, scale, zero, _along(codes.granularity), computed)
+    return values.astype(output.numpy, copy=False)
+
+
+def _read(codes: Codes, start: int, count: int) -> Array:
+    if not codes.is_packed:
+        y = np.empty(count, codes.dtype.numpy)
+        codes.read(start * y.itemsize, y.view(np.uint8))
+        return y
+    begin = start - start % 8  # eight codes are whole bytes
+    stored = np.empty(codes.dtype.nbytes(start + count - begin), np.uint8)
+    codes.read(begin * codes.dtype.bits // 8, stored)
+    return unpack(stored, codes.dtype, (start + count - begin,))[start - begin :]
+
+
+def _groups(codes: Codes, values: Array, shape: Shape, box: _Box) -> Array:
+    """The scale or zero point of the groups that a box lies in."""
+    outer, along, within = box
+    if isinstance(codes.granularity, PerTensor):
+        return values.reshape(())
+    if isinstance(codes.granularity, PerAxis):
+        return values.reshape(-1)[along]
+    block = codes.granularity.block_size
+    blocks = slice(along.start // block, -(-along.stop // block))
+    return values.reshape(shape[0], -1, shape[2])[outer, blocks, within]
+
+
+def _along(granularity: Granularity) -> Granularity:
+    """The granularity of a folded shape, whose axis is the middle one."""
+    if isinstance(granularity, PerTensor):
+        return granularity
+    return PerAxis(1) if isinstance(granularity, PerAxis) else Blocked(1, granularity.block_size)
+
+
+def _folded(shape: Shape, granularity: Granularity) -> Shape:
+    """The shape as (before, along, after) the axis of the granularity."""
+    if isinstance(granularity, PerTensor):
+        return (1, 1, math.prod(shape))
+    axis = granularity.axis
+    return (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+
+
+def _boxes(shape: Shape, block: int) -> Iterator[_Box]:
+    """The shape in contiguous pieces of about TILE elements, in C order, none of which has only
+    parts of several blocks along the middle axis."""
+    outer, size, inner = shape
+    if 0 in shape:
+        return
+    if size * inner <= TILE:
+        for rows in _runs(0, outer, TILE // (size * inner)):
+            yield rows, slice(0, size), slice(0, inner)
+        return
+    for row in _runs(0, outer, 1):
+        for along in _alongs(size, block, max(TILE // inner, 1)):
+            for within in _runs(0, inner, TILE):
+                yield row, along, within
+
+
+def _alongs(size: int, block: int, most: int) -> Iterator[slice]:
+    """Runs of at most that many elements: whole blocks, or within one."""
+    if most >= block:
+        yield from _runs(0, size, most - most % block)
+        return
+    for run in _runs(0, size, block):
+        yield from _runs(run.start, run.stop, most)
+
+
+def _runs(start: int, stop: int, step: int) -> Iterator[slice]:
+    return (slice(at, min(at + step, stop)) for at in range(start, stop, step))
