@@ -1,8 +1,8 @@
 """Codes and reconstructions of float32 elements, each with its own scale and zero point.
 
 The same numbers as ops.rounded, ops.saturate_cast and ops.scaled give with float32 precision.
-x, scale, zero: from their beginning on, n elements; codes: one each in wide; clipped: counts low
-and high.
+x: from element `at` on, n of them; scale, zero: from their beginning on; codes: one each.
+measured: whether x_hat is wanted, and clipped, which counts low and high.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import numpy as np
 
 from qtool.kernels.compiled import Pointer, inlined
 
+_MAGNITUDE = np.int32(0x7FFFFFFF)
+_SIGN = np.int32(-0x80000000)
 _INF = np.int32(0x7F800000)
 
 
@@ -26,6 +28,7 @@ def integers(
     codes: Pointer,
     x_hat: Pointer,
     clipped: Pointer,
+    measured: bool,
 ) -> None:
     """codes = saturate(round(x / scale) + zero); x_hat = (codes - zero) * scale.
 
@@ -38,13 +41,14 @@ def integers(
         z, s = zero[i], scale[i]
         q = np.float32(x[at + i] / s)
         v = np.rint(np.float32(q + z)) if zero_first else np.float32(np.rint(q) + z)
-        low = np.int32(low + np.int32(v < qmin))
-        high = np.int32(high + np.int32(v > qmax))
         code = v if v >= qmin else qmin
         code = code if code <= qmax else qmax
         code = code if v == v else z
         codes[i] = np.int32(code)
-        x_hat[i] = np.float32(code - z) * s
+        if measured:
+            low = np.int32(low + np.int32(v < qmin))
+            high = np.int32(high + np.int32(v > qmax))
+            x_hat[i] = np.float32(code - z) * s
     clipped[0] += low
     clipped[1] += high
 
@@ -57,43 +61,46 @@ def floats(
     scale: Pointer,
     limits: Pointer,
     grid: Pointer,
+    shift: int,
     codes: Pointer,
     x_hat: Pointer,
     clipped: Pointer,
+    measured: bool,
 ) -> None:
     """Codes of a float type and x_hat = value * scale; grid, limits: see tensor.grid().
 
-    Adding a power of two whose last bit counts what the quotient's last digit on the type's grid
-    does, and subtracting it again, rounds half to even; exponents stop at those of the smallest
-    normal and of the largest value. A normal value's code is its leading bits; a subnormal one's
-    is its number of smallest values, the last bits of value + magic.
+    shift: mantissa bits of float32 that are dropped, as a constant, or else shifts do not
+    vectorize. A normal number keeps the leading bits of its quotient; a subnormal one is the count
+    of smallest values in the last bits of |quotient| + magic.
     """
-    shift, normal, highest, rebias = grid[0], grid[1], grid[2], grid[3]
-    sign, negative_zero, nan = grid[4], grid[5], grid[6]
-    largest, magic = np.float32(limits[0]), np.float32(limits[1])
+    normal, rebias, top, sign = grid[0], grid[1], grid[2], grid[3]
+    negative_zero, nan = grid[4], grid[5]
+    magic = np.float32(limits[0])
     magic_bits = np.float32(magic).view(np.int32)
-    raised = np.int32(shift << np.int32(23))
+    half = np.int32(np.int32((1 << (shift - 1)) - 1) - np.int32(rebias << np.int32(shift)))
     over, over_negative = np.int32(0), np.int32(0)
     for i in range(n):
         s = scale[i]
         q = np.float32(x[at + i] / s)
         b = np.float32(q).view(np.int32)
-        negative = np.int32(np.int32(b >> np.int32(31)) & np.int32(1))
-        power = np.int32(b & _INF)
-        power = power if power > normal else normal
-        power = power if power < highest else highest
-        unit = np.int32(power + raised).view(np.float32)
-        value = np.float32(np.float32(np.abs(q) + unit) - unit)
-        is_over = np.int32(value > largest)
-        over = np.int32(over + is_over)
-        over_negative = np.int32(over_negative + np.int32(is_over & negative))
-        value = largest if value > largest else value
-        v = np.float32(value).view(np.int32)
-        x_hat[i] = np.int32(v | np.int32(negative << np.int32(31))).view(np.float32) * s
-        small = np.int32(np.float32(value + magic).view(np.int32) - magic_bits)
-        code = np.int32(np.int32(v >> shift) - rebias) if v >= normal else small
-        signed = np.int32(code | np.int32(negative << sign))
+        a = np.int32(b & _MAGNITUDE)
+        odd = np.int32(np.int32(a >> np.int32(shift)) & np.int32(1))
+        leading = np.int32(np.int32(a + np.int32(half + odd)) >> np.int32(shift))
+        small = np.int32(np.float32(np.abs(q) + magic).view(np.int32) - magic_bits)
+        rounded = leading if a >= normal else small
+        code = rounded if rounded < top else top
+        negative = np.int32(b >> np.int32(31))
+        signed = np.int32(code | np.int32(negative & sign))
         signed = signed if np.int32(code | negative_zero) else code
-        codes[i] = nan if v > _INF else signed
+        codes[i] = nan if a > _INF else signed
+        if measured:
+            is_over = np.int32(rounded > top) & np.int32(a <= _INF)
+            over = np.int32(over + is_over)
+            over_negative = np.int32(over_negative + np.int32(is_over & negative))
+            large = np.int32(np.int32(code + rebias) << np.int32(shift)).view(np.float32)
+            tiny = np.float32(np.int32(code + magic_bits).view(np.float32) - magic)
+            value = np.float32(large if a >= normal else tiny).view(np.int32)
+            value = np.int32(value | np.int32(b & _SIGN))
+            x_hat[i] = np.int32(b if a > _INF else value).view(np.float32) * s
     clipped[0] += over_negative
     clipped[1] += np.int32(over - over_negative)

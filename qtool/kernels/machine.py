@@ -32,7 +32,7 @@ SIGNATURES: dict[str, str] = {
     "find_absmax": f"{_SOURCE} {_PLACE} i i4* f4*",
     "find_minmax": f"{_SOURCE} {_PLACE} i i4* i4* f4*",
     "quantize": f"{_SOURCE} f4* f4* i {_PLACE} i f4* i4* i i u1* u2* f8* i8* i4* f8* f8*"
-    " f4* f4* f4* f4* f4* u2* u4* u8* i4*",
+    " f4* f4* f4* f4* f4* u2* u4* u8* i4* i",
     "dequantize": "u1* u2* i i i i f4* i f4* f4* i i8* i f4* f4* f4* u2*",
 }
 

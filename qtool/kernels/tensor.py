@@ -20,7 +20,7 @@ _find_absmax, _find_minmax = Kernel("find_absmax"), Kernel("find_minmax")
 _quantize, _dequantize = Kernel("quantize"), Kernel("dequantize")
 
 _FORMS = {"float32": 0, "bfloat16": 1, "float16": 2}
-_INTEGERS, _ONEDNN, _FLOATS = range(3)
+_INTEGERS, _ONEDNN = range(2)
 
 
 class _Workspace(threading.local):
@@ -57,7 +57,7 @@ class TileQuantizer:
             self._grid = np.empty(0, np.int32)
             self._limits = np.array((spec.qmin, dtype.qmax), np.float32)
         else:
-            self._family = _FLOATS
+            self._family = _dropped(dtype)
             self._grid, self._limits = grid(dtype)
 
     def ranges(
@@ -98,8 +98,11 @@ class TileQuantizer:
         first: int,
         width: int,
         out: Array,
+        *,
+        measured: bool = True,
     ) -> TileFigures:
-        """Codes of the elements from number start on, a multiple of CHUNK, and their figures.
+        """Codes of the elements from number start on, and their figures, if measured; start is
+        then a multiple of CHUNK.
 
         scales, zeros: float32 of the groups from number first on; no zeros at all mean 0.
         width: bits of a stored code. out: bytes for all of them.
@@ -113,7 +116,7 @@ class TileQuantizer:
             address(figures.sums, "f8"), address(figures.counts, "i8"),
             address(figures.bounds, "i4"), address(figures.worst, "f8"),
             work.lanes, work.values, work.scale, work.zero if has_zeros else work.no_zero,
-            work.x_hat, work.clean, work.codes, work.codes, work.codes, work.found,
+            work.x_hat, work.clean, work.codes, work.codes, work.codes, work.found, measured,
         )  # fmt: skip
         return figures
 
@@ -188,24 +191,26 @@ def _in_order(bits: Array) -> Array:
 
 
 def grid(dtype: DType) -> tuple[Array, Array]:
-    """What the kernels must know of a float type.
+    """What the kernels must know of a float type, besides its mantissa bits.
 
-    int32: shift, mantissa bits of float32 that are dropped; bits of the smallest normal value; and
-    of the largest value's power of two; rebias, difference of the exponents' biases, in place;
-    place of the sign bit; whether there is a negative zero; code of NaN.
-    float32: the largest value; magic, whose last bit counts smallest subnormal values.
+    int32: bits of the smallest normal value as float32; difference of the exponents' biases, in
+    place; code of the largest finite value; the sign bit; whether there is a negative zero; code
+    of NaN. float32: the number whose last bit counts smallest subnormal values.
     """
     mantissa, emin = dtype.limits.nmant, dtype.limits.minexp
-    shift = 23 - mantissa
-    limits = np.array((dtype.qmax, 2.0 ** (emin + shift)), np.float32)
-    normal, largest = np.array((2.0**emin, dtype.qmax), np.float32).view(np.int32)
+    magic = np.array([2.0 ** (emin - mantissa + 23)], np.float32)
+    normal, largest = np.array((2.0**emin, dtype.qmax), np.float32).view(np.int32).tolist()
+    rebias = (126 + emin) << mantissa
     nan = np.array(np.nan if dtype.has_nan else 0.0).astype(dtype.numpy).view(np.uint8)
     has_negative_zero = not dtype.name.endswith("fnuz")
-    numbers = (
-        shift, normal, int(largest) & 0x7F800000, (126 + emin) << mantissa, dtype.bits - 1,
-        has_negative_zero, nan,
-    )  # fmt: skip
-    return np.array(numbers, np.int32), limits
+    top = (largest >> _dropped(dtype)) - rebias
+    numbers = (normal, rebias, top, 1 << (dtype.bits - 1), has_negative_zero, nan)
+    return np.array(numbers, np.int32), magic
+
+
+def _dropped(dtype: DType) -> int:
+    """Mantissa bits of float32 that a float type has no room for."""
+    return 23 - int(dtype.limits.nmant)
 
 
 def decoder(dtype: DType) -> Array:

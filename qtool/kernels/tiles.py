@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from qtool.kernels import CHUNK, PART
 from qtool.kernels.codes import floats, integers
-from qtool.kernels.compiled import Pointer
+from qtool.kernels.compiled import Pointer, inlined
 from qtool.kernels.convert import to_float32
 from qtool.kernels.decode import decode
 from qtool.kernels.figures import add_figures, fold
@@ -105,12 +105,13 @@ def quantize(
     pairs: Pointer,
     fours: Pointer,
     found: Pointer,
+    measured: int,
 ) -> None:
-    """Codes of the elements and their figures (see figures.add_figures()); start is a multiple of
-    CHUNK.
+    """Codes of the elements and, if measured, their figures (see figures.add_figures()); start is
+    then a multiple of CHUNK.
 
     scales, zeros: float32, of the groups. zero: zeros, where there are none of the groups.
-    family: 0 integers, 1 integers in oneDNN's order, 2 floats; limits, grid: see codes.
+    family, limits, grid: see encode().
     width: bits of a stored code; mask: those that count in a byte; out,
     out16: where they go, as bytes and as uint16.
     sums: five per chunk.
@@ -124,20 +125,51 @@ def quantize(
         expand(scales, layout, start + at, first, scale, count)
         if has_zeros:
             expand(zeros, layout, start + at, first, zero, count)
-        if family == 2:
-            floats(part, place, count, scale, limits, grid, codes, x_hat, counts)
+        if measured:
+            encode(
+                part, place, count, scale, zero, family, limits, grid, codes, x_hat, counts, True
+            )
+            add_figures(
+                part, place, count, x_hat, start + at, counts, bounds, worst, lanes, found, clean
+            )
+            if (at + count) % CHUNK == 0 or at + count == n:
+                fold(lanes, sums, at // CHUNK * 5)
         else:
-            integers(part, place, count, scale, zero, limits, family == 1, codes, x_hat, counts)
-        add_figures(
-            part, place, count, x_hat, start + at, counts, bounds, worst, lanes, found, clean
-        )
-        if (at + count) % CHUNK == 0 or at + count == n:
-            fold(lanes, sums, at // CHUNK * 5)
+            encode(
+                part, place, count, scale, zero, family, limits, grid, codes, x_hat, counts, False
+            )
         if width == 16:
             for i in range(count):
                 out16[at + i] = codes[i]
         else:
             pack(codes, pairs, fours, count, width, mask, out, at * width // 8)
+
+
+@inlined
+def encode(
+    x: Pointer,
+    at: int,
+    n: int,
+    scale: Pointer,
+    zero: Pointer,
+    family: int,
+    limits: Pointer,
+    grid: Pointer,
+    codes: Pointer,
+    x_hat: Pointer,
+    clipped: Pointer,
+    measured: bool,
+) -> None:
+    """Codes of one part. family: 0 integers, 1 integers in oneDNN's order, or the mantissa bits
+    that floats drop, of 3, 2 and 1; the rest: see codes."""
+    if family == 20:
+        floats(x, at, n, scale, limits, grid, 20, codes, x_hat, clipped, measured)
+    elif family == 21:
+        floats(x, at, n, scale, limits, grid, 21, codes, x_hat, clipped, measured)
+    elif family == 22:
+        floats(x, at, n, scale, limits, grid, 22, codes, x_hat, clipped, measured)
+    else:
+        integers(x, at, n, scale, zero, limits, family == 1, codes, x_hat, clipped, measured)
 
 
 def dequantize(
