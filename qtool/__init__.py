@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qtool.engine import quantize as quantize
+    from qtool.engine.operators import quantize_linear as quantize_linear
     from qtool.errors import QtoolError as QtoolError
     from qtool.formats import open as open
     from qtool.jobs.dequantize import dequantize_file as dequantize_file
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from qtool.ops import dequantize_linear as dequantize_linear
     from qtool.ops import dynamic_quantize_linear as dynamic_quantize_linear
     from qtool.ops import onednn_quantize as onednn_quantize
-    from qtool.ops import quantize_linear as quantize_linear
     from qtool.spec import Blocked as Blocked
     from qtool.spec import PerAxis as PerAxis
     from qtool.spec import PerTensor as PerTensor
@@ -42,7 +42,7 @@ _HOMES = {
     "open": "qtool.formats",
     "quantize": "qtool.engine",
     "quantize_file": "qtool.jobs.quantize",
-    "quantize_linear": "qtool.ops",
+    "quantize_linear": "qtool.engine.operators",
 }
 
 

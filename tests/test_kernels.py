@@ -13,9 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import qtool
 from qtool import ops
 from qtool.dtypes import DTYPES, TARGETS, resolve
-from qtool.engine import can_restore, can_stream, plain, request, restore, stream
+from qtool.engine import (
+    can_restore,
+    can_stream,
+    operators,
+    plain,
+    request,
+    restore,
+    stream,
+    tiling,
+)
 from qtool.errors import SpecError, TensorError
 from qtool.kernels.tensor import TileQuantizer, TileRestorer, grid
 from qtool.packing import pack as packing_pack
@@ -88,12 +98,12 @@ def specs(shape: Shape, target: str, nonfinite: str) -> Iterator[QuantSpec]:
             yield spec
 
 
-@pytest.fixture(params=[(4096, 1 << 20), (8192, 100), (stream.TILE, 1 << 21)], ids=str)
+@pytest.fixture(params=[(4096, 1 << 20), (8192, 100), (tiling.TILE, 1 << 21)], ids=str)
 def _tiling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tiles; groups that are read with their tile, and ones that need a pass of their own."""
     tile, longest = request.param
-    monkeypatch.setattr(stream, "TILE", tile)
-    monkeypatch.setattr(stream, "_SMALL_TILE", min(tile, stream._SMALL_TILE))
+    monkeypatch.setattr(tiling, "TILE", tile)
+    monkeypatch.setattr(tiling, "_SMALL_TILE", min(tile, tiling._SMALL_TILE))
     monkeypatch.setattr(stream, "_LONGEST_SPAN", longest)
 
 
@@ -217,7 +227,7 @@ def test_ranges_leave_out_what_is_not_finite_and_order_negative_values(*, symmet
 def test_a_value_that_is_not_finite_is_named_as_in_the_plain_path(
     jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "_SMALL_TILE", 4096)
+    monkeypatch.setattr(tiling, "_SMALL_TILE", 4096)
     x = values((100, 384), np.float32, 0, nonfinite=False)
     x[20, 7], x[90, 1] = -np.inf, np.nan
     asked = request("w", x.shape, DTYPES["float32"], QuantSpec("int8", PerAxis(0)), None, None)
@@ -253,7 +263,7 @@ RESTORED = [
 def test_dequantizing_in_tiles_equals_the_operator(
     target: str, output: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "_SMALL_TILE", 4096)
+    monkeypatch.setattr(tiling, "_SMALL_TILE", 4096)
     for shape in SHAPES[2:6:2]:
         for number, granularity in enumerate(granularities(shape)):
             options: dict[str, Any] = {"symmetric": bool(number % 2)}
@@ -291,3 +301,41 @@ def test_the_grid_of_float8e4m3fn_is_what_the_format_says() -> None:
     assert others == [120 << 3, 0x7E, 0x80, 1, 0x7F]
     assert np.int32(normal).view(np.float32) == 2.0**-6
     assert limits.tolist() == [2.0**14]
+
+
+@pytest.mark.parametrize("target", [dtype.name for dtype in TARGETS])
+def test_the_operator_gives_the_same_codes_for_large_arrays(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operators, "kernels_pay", lambda elements: True)
+    dtype = DTYPES[target]
+    for number, shape in enumerate(SHAPES):
+        for source, granularity in itertools.product(SOURCES, granularities(shape)):
+            x = values(shape, source, number, nonfinite=True)
+            resolved = granularity.resolve(shape)
+            scale_shape = resolved.scale_shape(shape)
+            count = int(np.prod(scale_shape))
+            scale = (np.arange(1, count + 1) % 7 - 3.5).astype(np.float32).reshape(scale_shape)
+            zero_point = None
+            if dtype.is_integer and number % 2:
+                zero_point = (np.arange(count) % 2).astype(dtype.numpy).reshape(scale_shape)
+            arguments = (x, scale, zero_point)
+            options = {"output_dtype": target, **resolved.attributes}
+            got = qtool.quantize_linear(*arguments, **options)
+            want = ops.quantize_linear(*arguments, **options)
+            assert got.dtype == want.dtype
+            assert got.tobytes() == want.tobytes()
+
+
+def test_the_operator_refuses_shapes_of_large_arrays_as_of_small_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(operators, "kernels_pay", lambda elements: True)
+    x = np.ones((4, 6), np.float32)
+    with pytest.raises(SpecError, match="y_scale: length 5 for axis 1"):
+        qtool.quantize_linear(x, np.ones(5, np.float32))
+    with pytest.raises(SpecError, match="y_zero_point"):
+        qtool.quantize_linear(x, np.ones(6, np.float32), np.zeros(5, np.uint8))
+    with pytest.raises(SpecError, match="cannot divide"):
+        qtool.quantize_linear(x, np.zeros(6, np.float32))
+    assert qtool.quantize_linear(x[:, ::2], np.float32([0.5])).tolist() == [[2, 2, 2]] * 4

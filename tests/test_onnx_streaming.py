@@ -72,7 +72,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "KERNELS_PAY", 0)
+    monkeypatch.setattr(engine, "kernels_pay", lambda elements: True)
     monkeypatch.setattr(engine, "TILES_PAY", 0)
 
 
@@ -149,7 +149,7 @@ def test_tiles_and_threads_change_no_byte(
         return listing(tmp_path)
 
     plain = files(1)
-    monkeypatch.setattr(engine, "KERNELS_PAY", 0)
+    monkeypatch.setattr(engine, "kernels_pay", lambda elements: True)
     monkeypatch.setattr(engine, "TILES_PAY", 0)
     assert [files(jobs) == plain for jobs in (1, 2, 5)] == [True] * 3
 

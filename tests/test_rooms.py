@@ -51,7 +51,7 @@ LIBRARIES = {
     "google": ("formats.onnx", "layouts.onnx"),
     "onnxruntime": (),
     "numba": ("kernels.",),
-    "llvmlite": ("kernels.machine",),
+    "llvmlite": ("kernels.",),
     "xxhash": ("formats.onnx.",),
     "pickle": (),
     "torch": (),

@@ -13,7 +13,6 @@ from qtool.spec import QuantSpec
 from qtool.tensor import QuantizedTensor
 
 __all__ = [
-    "KERNELS_PAY",
     "TILES_PAY",
     "Request",
     "can_restore",
@@ -21,18 +20,19 @@ __all__ = [
     "default_jobs",
     "given_codes",
     "given_scale",
+    "kernels_pay",
     "plain",
     "quantize",
     "request",
     "restore_plain",
 ]
 
-# Elements from which on loading the kernels pays, also where they have yet to be compiled once.
-KERNELS_PAY = 1 << 25
+# Elements from which on loading the kernels pays, and compiling them, which happens once.
+LOADING_PAYS, COMPILING_PAYS = 1 << 21, 1 << 25
 # Elements of one tensor from which on tiles pay, once the kernels are loaded.
 TILES_PAY = 1 << 16
 
-_SOURCES = ("float32", "float16", "bfloat16")
+SOURCES = ("float32", "float16", "bfloat16")
 
 
 def quantize(
@@ -58,11 +58,20 @@ def quantize(
     """
     x = np.asarray(x, order="C")
     asked = request(name, x.shape, resolve(x.dtype, name), spec, scale, zero_point)
-    if x.size >= KERNELS_PAY and can_stream(asked):
+    if can_stream(asked) and kernels_pay(x.size):
         from qtool.engine.stream import quantize_array
 
         return quantize_array(x, asked, jobs=default_jobs())
     return plain.quantize(x, asked)
+
+
+def kernels_pay(elements: int) -> bool:
+    """Whether work on that many elements in all is done sooner with kernels."""
+    if elements < LOADING_PAYS:
+        return False
+    from qtool.kernels import machine
+
+    return elements >= COMPILING_PAYS or machine.is_kept()
 
 
 def can_stream(asked: Request) -> bool:
@@ -70,7 +79,7 @@ def can_stream(asked: Request) -> bool:
     spec = asked.spec
     shifts_grid = asked.given is not None and asked.given[1] is not None
     return (
-        asked.source.name in _SOURCES
+        asked.source.name in SOURCES
         and asked.precision.name == "float32"
         and spec.saturate
         and (spec.percentile is None or asked.given is not None)

@@ -9,7 +9,7 @@ import numpy as np
 
 from qtool import ops
 from qtool.dtypes import DType
-from qtool.engine.stream import tile_size
+from qtool.engine.tiling import tile_size
 from qtool.kernels.tensor import TileRestorer
 from qtool.pool import buffer, in_order
 from qtool.spec import Writer

@@ -17,8 +17,8 @@ from qtool import ops, packing, scales
 from qtool.dtypes import resolve
 from qtool.engine.plain import naming, nonfinite_error
 from qtool.engine.request import Request
+from qtool.engine.tiling import tile_size
 from qtool.errors import TensorError
-from qtool.kernels import CHUNK
 from qtool.kernels.geometry import group_span
 from qtool.kernels.tensor import TileFigures, TileQuantizer
 from qtool.pool import buffer, in_order
@@ -28,10 +28,6 @@ from qtool.tensor import Outcome, QuantizedTensor, Target, operator_scale
 
 Array = NDArray[Any]
 
-# Elements of a tile at most: enough that Python's share of its time is small.
-TILE = 512 * CHUNK
-# Elements of a tile at least, where a tensor is divided among threads.
-_SMALL_TILE = 64 * CHUNK
 # Groups that lie within so many elements are read once; others in two passes.
 _LONGEST_SPAN = 1 << 22
 # Tiles whose figures are added up at once.
@@ -211,12 +207,6 @@ class Stream:
                 first, value = start + int(found[0]), raw[found[0]]
             bad += found.size
         return nonfinite_error(self._asked.name, self._shape, first, value, bad)
-
-
-def tile_size(size: int, jobs: int) -> int:
-    """Elements of a tile, whole chunks, of a tensor of that size: some tiles for each thread."""
-    share = -(-size // (4 * jobs * CHUNK)) * CHUNK
-    return min(max(share, _SMALL_TILE), TILE)
 
 
 def quantize_array(x: Array, asked: Request, *, jobs: int) -> QuantizedTensor:

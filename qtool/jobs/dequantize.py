@@ -224,7 +224,7 @@ class _Job:
     def _begin(self, tensors: Sequence[tuple[DType, Shape]]) -> None:
         """Prepare for the codes of that type and shape."""
         sizes = [math.prod(shape) for _, shape in tensors]
-        self._kernels_pay = sum(sizes) >= engine.KERNELS_PAY
+        self._kernels_pay = engine.kernels_pay(sum(sizes))
         self._progress.begin(len(sizes), sum(map(self._output.nbytes, sizes)))
 
     def _restore(self, codes: Codes, write: Writer, name: str) -> None:

@@ -235,7 +235,7 @@ class _Job:
     def _quantize_into(self, writer: Writer) -> None:
         quantized = [(p, p.spec) for p in self._plan if p.spec is not None]
         self._progress.begin(len(quantized), sum(p.info.nbytes for p, _ in quantized))
-        kernels_pay = sum(p.info.size for p, _ in quantized) >= engine.KERNELS_PAY
+        kernels_pay = engine.kernels_pay(sum(p.info.size for p, _ in quantized))
         for planned, spec in quantized:
             info = planned.info
             given = (self._given and self._given.of(info.name)) or (None, None)

@@ -1,7 +1,8 @@
 """Codes and reconstructions of float32 elements, each with its own scale and zero point.
 
 The same numbers as ops.rounded, ops.saturate_cast and ops.scaled give with float32 precision.
-x: from element `at` on, n of them; scale, zero: from their beginning on; codes: one each.
+x: from element `at` on, n of them; scale, zero: from their beginning on; codes: one each, from
+number `codes_at` on, the bits of mask.
 measured: whether x_hat is wanted, and clipped, which counts low and high.
 """
 
@@ -26,6 +27,8 @@ def integers(
     limits: Pointer,
     zero_first: bool,
     codes: Pointer,
+    codes_at: int,
+    mask: int,
     x_hat: Pointer,
     clipped: Pointer,
     measured: bool,
@@ -44,7 +47,7 @@ def integers(
         code = v if v >= qmin else qmin
         code = code if code <= qmax else qmax
         code = code if v == v else z
-        codes[i] = np.int32(code)
+        codes[codes_at + i] = np.int32(np.int32(code) & np.int32(mask))
         if measured:
             low = np.int32(low + np.int32(v < qmin))
             high = np.int32(high + np.int32(v > qmax))
@@ -63,6 +66,7 @@ def floats(
     grid: Pointer,
     shift: int,
     codes: Pointer,
+    codes_at: int,
     x_hat: Pointer,
     clipped: Pointer,
     measured: bool,
@@ -92,7 +96,7 @@ def floats(
         negative = np.int32(b >> np.int32(31))
         signed = np.int32(code | np.int32(negative & sign))
         signed = signed if np.int32(code | negative_zero) else code
-        codes[i] = nan if a > _INF else signed
+        codes[codes_at + i] = nan if a > _INF else signed
         if measured:
             is_over = np.int32(rounded > top) & np.int32(a <= _INF)
             over = np.int32(over + is_over)

@@ -85,6 +85,11 @@ def load(note: Note | None = None) -> dict[str, Any]:
     return _loaded
 
 
+def is_kept() -> bool:
+    """Whether load() need not compile, as far as can be told without reading the code."""
+    return bool(_loaded) or any((folder / _file_name()).is_file() for folder in _folders())
+
+
 def _functions(code: bytes) -> dict[str, Any]:
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))

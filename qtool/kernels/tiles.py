@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from qtool.kernels import CHUNK, PART
 from qtool.kernels.codes import floats, integers
-from qtool.kernels.compiled import Pointer, inlined
+from qtool.kernels.compiled import Pointer, inlined, prefetch
 from qtool.kernels.convert import to_float32
 from qtool.kernels.decode import decode
 from qtool.kernels.figures import add_figures, fold
@@ -119,6 +119,9 @@ def quantize(
     for at in range(0, n, PART):
         count = min(PART, n - at)
         part, place = x, at
+        if at + 2 * PART <= n and form == 0:
+            for line in range(0, PART, 16):
+                prefetch(x, at + PART + line)  # type: ignore[call-arg]
         if form:
             to_float32(bits, at, count, form == 2, values)
             part, place = values, 0
@@ -127,17 +130,25 @@ def quantize(
             expand(zeros, layout, start + at, first, zero, count)
         if measured:
             encode(
-                part, place, count, scale, zero, family, limits, grid, codes, x_hat, counts, True
-            )
+                part, place, count, scale, zero, family, limits, grid, codes, 0, 0xFFFF, x_hat,
+                counts, True,
+            )  # fmt: skip
             add_figures(
                 part, place, count, x_hat, start + at, counts, bounds, worst, lanes, found, clean
             )
             if (at + count) % CHUNK == 0 or at + count == n:
                 fold(lanes, sums, at // CHUNK * 5)
+        elif width == 8:
+            encode(
+                part, place, count, scale, zero, family, limits, grid, out, at, mask, x_hat,
+                counts, False,
+            )  # fmt: skip
+            continue
         else:
             encode(
-                part, place, count, scale, zero, family, limits, grid, codes, x_hat, counts, False
-            )
+                part, place, count, scale, zero, family, limits, grid, codes, 0, 0xFFFF, x_hat,
+                counts, False,
+            )  # fmt: skip
         if width == 16:
             for i in range(count):
                 out16[at + i] = codes[i]
@@ -156,6 +167,8 @@ def encode(
     limits: Pointer,
     grid: Pointer,
     codes: Pointer,
+    codes_at: int,
+    mask: int,
     x_hat: Pointer,
     clipped: Pointer,
     measured: bool,
@@ -163,13 +176,16 @@ def encode(
     """Codes of one part. family: 0 integers, 1 integers in oneDNN's order, or the mantissa bits
     that floats drop, of 3, 2 and 1; the rest: see codes."""
     if family == 20:
-        floats(x, at, n, scale, limits, grid, 20, codes, x_hat, clipped, measured)
+        floats(x, at, n, scale, limits, grid, 20, codes, codes_at, x_hat, clipped, measured)
     elif family == 21:
-        floats(x, at, n, scale, limits, grid, 21, codes, x_hat, clipped, measured)
+        floats(x, at, n, scale, limits, grid, 21, codes, codes_at, x_hat, clipped, measured)
     elif family == 22:
-        floats(x, at, n, scale, limits, grid, 22, codes, x_hat, clipped, measured)
+        floats(x, at, n, scale, limits, grid, 22, codes, codes_at, x_hat, clipped, measured)
     else:
-        integers(x, at, n, scale, zero, limits, family == 1, codes, x_hat, clipped, measured)
+        integers(
+            x, at, n, scale, zero, limits, family == 1, codes, codes_at, mask, x_hat, clipped,
+            measured,
+        )  # fmt: skip
 
 
 def dequantize(

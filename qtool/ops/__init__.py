@@ -18,9 +18,9 @@ from qtool.ops.arithmetic import (
     scaled,
 )
 from qtool.ops.dynamic import dynamic_parameters, dynamic_quantize_linear
-from qtool.ops.linear import SOURCES, dequantize_linear, quantize_linear
+from qtool.ops.linear import SOURCES, dequantize_linear, quantize_inputs, quantize_linear
 from qtool.ops.onednn import onednn_quantize
-from qtool.ops.shapes import expand
+from qtool.ops.shapes import expand, granularity_of
 
 __all__ = [
     "FLOAT32",
@@ -32,7 +32,9 @@ __all__ = [
     "dynamic_parameters",
     "dynamic_quantize_linear",
     "expand",
+    "granularity_of",
     "onednn_quantize",
+    "quantize_inputs",
     "quantize_linear",
     "round_to_grid",
     "rounded",

@@ -48,9 +48,8 @@ def quantize_linear(
 
     Raises SpecError naming the input. Source: ONNX QuantizeLinear, versions 10 to 28.
     """
-    x, y_scale, zero_point, dtype = _quantize_inputs(x, y_scale, y_zero_point, output_dtype)
-    divide_in = _precision(precision, resolve(y_scale.dtype))
-    check_scale(cast(y_scale, divide_in), "y_scale")
+    inputs = quantize_inputs(x, y_scale, y_zero_point, output_dtype, precision)
+    x, y_scale, zero_point, dtype, divide_in = inputs
     layout = (x.shape, axis, block_size)
     scale = expand(y_scale, *layout, "y_scale")
     zero = None if zero_point is None else expand(zero_point, *layout, "y_zero_point")
@@ -100,17 +99,24 @@ def dequantize_linear(
     return scaled(x, scale, zero, output)
 
 
-def _quantize_inputs(
-    x: ArrayLike, y_scale: ArrayLike, y_zero_point: ArrayLike | None, output: DTypeLike | None
-) -> tuple[Array, Array, Array | None, DType]:
-    """The inputs of quantize_linear as arrays, and the type of y, all checked."""
+def quantize_inputs(
+    x: ArrayLike,
+    y_scale: ArrayLike,
+    y_zero_point: ArrayLike | None,
+    output: DTypeLike | None,
+    precision: DTypeLike | None,
+) -> tuple[Array, Array, Array | None, DType, DType]:
+    """The inputs of quantize_linear as arrays, the type of y and that of the division, checked but
+    for the shapes."""
     x, scale = np.asarray(x), np.asarray(y_scale)
     if _one_of(resolve(x.dtype, "x"), SOURCES, "x").name == "float64":
         x = cast(x, FLOAT32)
     _one_of(resolve(scale.dtype, "y_scale"), Q_SCALES, "y_scale")
+    divide_in = _precision(precision, resolve(scale.dtype))
+    check_scale(cast(scale, divide_in), "y_scale")
     dtype = resolve_target(output, "output_dtype") if output else None
     if y_zero_point is None:
-        return x, scale, None, dtype or DTYPES["uint8"]
+        return x, scale, None, dtype or DTYPES["uint8"], divide_in
     zero_point = np.asarray(y_zero_point)
     zero_dtype = resolve_target(zero_point.dtype, "y_zero_point")
     if dtype not in (None, zero_dtype):
@@ -120,7 +126,7 @@ def _quantize_inputs(
             "leave one of them out",
         )
     check_same_shape(scale, zero_point, "y_scale", "y_zero_point")
-    return x, scale, zero_point, zero_dtype
+    return x, scale, zero_point, zero_dtype, divide_in
 
 
 def _precision(value: DTypeLike | None, scale: DType) -> DType:

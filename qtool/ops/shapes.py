@@ -8,40 +8,53 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.errors import SpecError
-from qtool.spec import Shape, normalize_axis
+from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, Shape, normalize_axis
 
 Array = NDArray[Any]
 
 
 def expand(values: Array, shape: Shape, axis: int, block_size: int, thing: str) -> Array:
-    """values of a scale or zero point, broadcastable to x's shape.
-
-    Raises SpecError where they do not fit the shape, the axis or the block size.
-    """
-    if block_size < 0:
-        raise SpecError("block_size", f"{block_size} is negative", "use 0 or a positive integer")
-    if block_size == 0 and values.shape in ((), (1,)):
+    """values of a scale or zero point, broadcastable to x's shape; errors as granularity_of()."""
+    granularity = granularity_of(values.shape, shape, axis, block_size, thing)
+    if isinstance(granularity, PerTensor):
         return values.reshape(())
-    axis = normalize_axis(axis, len(shape)) if shape or block_size else 0
-    if block_size == 0:
-        if values.ndim != 1 or not shape:
-            raise SpecError(
-                thing,
-                f"shape {values.shape} fits neither per tensor nor per axis",
-                "use a scalar or one dimension, or give block_size",
-            )
-        if values.shape[0] != shape[axis]:
-            raise SpecError(
-                thing,
-                f"length {values.shape[0]} for axis {axis} of shape {shape}",
-                f"use length {shape[axis]} or another axis",
-            )
+    axis = granularity.axis
+    if isinstance(granularity, PerAxis):
         return values.reshape([-1 if i == axis else 1 for i in range(len(shape))])
-    _check_blocks(values.shape, shape, axis, block_size, thing)
     repeated = np.repeat(values, block_size, axis=axis) if block_size < shape[axis] else values
     if repeated.shape[axis] > shape[axis]:
         repeated = repeated[(slice(None),) * axis + (slice(shape[axis]),)]
     return repeated
+
+
+def granularity_of(
+    values: Shape, shape: Shape, axis: int, block_size: int, thing: str
+) -> Granularity:
+    """How a scale or zero point of the shape `values` belongs to x's shape.
+
+    Raises SpecError where it does not fit the shape, the axis or the block size.
+    """
+    if block_size < 0:
+        raise SpecError("block_size", f"{block_size} is negative", "use 0 or a positive integer")
+    if block_size == 0 and values in ((), (1,)):
+        return PerTensor()
+    axis = normalize_axis(axis, len(shape)) if shape or block_size else 0
+    if block_size:
+        _check_blocks(values, shape, axis, block_size, thing)
+        return Blocked(axis, block_size)
+    if len(values) != 1 or not shape:
+        raise SpecError(
+            thing,
+            f"shape {values} fits neither per tensor nor per axis",
+            "use a scalar or one dimension, or give block_size",
+        )
+    if values[0] != shape[axis]:
+        raise SpecError(
+            thing,
+            f"length {values[0]} for axis {axis} of shape {shape}",
+            f"use length {shape[axis]} or another axis",
+        )
+    return PerAxis(axis)
 
 
 def _check_blocks(blocks: Shape, shape: Shape, axis: int, block_size: int, thing: str) -> None:
