@@ -1,119 +1,180 @@
-"""Print what commands cost against `cp` of the same bytes, as ratios of medians in one run.
+"""Print what qtool costs beside `cp`, onnxruntime, NumPy and ml_dtypes, measured in one run.
 
-    python tests/benchmarks/speed.py [GIGABYTES [RUNS]]
+    python tests/benchmarks/speed.py [--runs N] [--scale F] [files] [disk] [memory] [growth]
 
-Data is made in /dev/shm, so that the disk plays no part; 2 GB and 5 runs where nothing is said.
+Every figure is a median of N runs (5), each command's run taken in turn with that of what it is
+compared with. Files are made in /dev/shm, so that the disk plays no part; F makes them smaller.
+Without the names of parts, all of them are measured, which takes some 15 minutes and 14 GB.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
 import os
+import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import ml_dtypes
-import numpy as np
+import in_memory
+import sources
 
-ROWS, COLUMNS = 4096, 4096
-QTOOL = [sys.executable, "-m", "qtool"]
-# name, what follows `quantize SRC -o DST`, source: its type
-WORK: tuple[tuple[str, str, str], ...] = (
-    ("float32 -> int8 per axis", "--dtype int8", "F32"),
-    ("float32 -> int4 block 32", "--dtype int4 --block-size 32", "F32"),
-    ("float32 -> float8e4m3fn block 128", "--dtype float8e4m3fn --block-size 128", "F32"),
-    (
-        "float32 -> float4e2m1 block 16, float8e4m3fn scales",
-        "--dtype float4e2m1 --block-size 16 --scale-dtype float8e4m3fn",
-        "F32",
-    ),
-    ("bfloat16 -> int4 block 32", "--dtype int4 --block-size 32", "BF16"),
-)
+QTOOL = (sys.executable, "-m", "qtool")
+Command = Sequence[str | Path]
 
 
-def make(path: Path, dtype: str, gigabytes: float) -> None:
-    """A .safetensors file of equal normal weights in layers."""
-    element = np.float32 if dtype == "F32" else ml_dtypes.bfloat16
-    layer = np.random.default_rng(0).standard_normal((ROWS, COLUMNS), np.float32) * np.float32(0.02)
-    data = layer.astype(element).tobytes()
-    count = max(1, round(gigabytes * 1e9 / len(data)))
-    header = {
-        f"layers.{i}.weight": {
-            "dtype": dtype,
-            "shape": [ROWS, COLUMNS],
-            "data_offsets": [i * len(data), (i + 1) * len(data)],
-        }
-        for i in range(count)
-    }
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _ in range(count):
-            file.write(data)
+def seconds(action: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
 
 
-def seconds(action: Callable[[], object], runs: int) -> float:
-    """Median wall time; the first run is not counted."""
-    times = []
-    for _ in range(runs + 1):
-        started = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[1:])
+def medians(runs: int, *actions: Callable[[], object]) -> list[float]:
+    """Median time of every action, run in turn; the first round is not counted."""
+    rounds = [[seconds(action) for action in actions] for _ in range(runs + 1)]
+    return [statistics.median(times) for times in zip(*rounds[1:], strict=True)]
 
 
-def call(*command: str | Path) -> None:
-    subprocess.run(command, check=True)
+def call(command: Command, folder: Path, made: str) -> Callable[[], object]:
+    """Run a command, after removing what it makes in the folder, a pattern of names."""
+
+    def run() -> None:
+        for path in folder.glob(made):
+            path.unlink()
+        subprocess.run(command, check=True)
+
+    return run
 
 
-def peak(*command: str | Path) -> float:
-    """Largest resident memory of a command, in MB."""
-    pid = os.posix_spawnp(str(command[0]), [str(word) for word in command], dict(os.environ))
-    _, status, usage = os.wait4(pid, 0)
-    assert status == 0
-    return usage.ru_maxrss / 1000
+def copying(source: Path, folder: Path) -> Callable[[], object]:
+    return call(["cp", source, folder / "copy"], folder, "copy")
+
+
+def peak(command: Command) -> float:
+    """Largest resident memory (ru_maxrss) of a command, in MB."""
+    run = [sys.executable, "-c", _PEAK, *command]
+    return float(subprocess.run(run, check=True, capture_output=True).stdout) / 1000
+
+
+# in a small process: a child is charged with what its parent holds when it starts
+_PEAK = """\
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
 
 
 @contextmanager
-def workspace() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+def workspace(parent: str | None = "/dev/shm") -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=parent) as folder:
         yield Path(folder)
 
 
-def main() -> None:
-    gigabytes = float(sys.argv[1]) if len(sys.argv) > 1 else 2.0
-    runs = int(sys.argv[2]) if len(sys.argv) > 2 else 5
-    print(f"{gigabytes} GB, {os.cpu_count()} cores, median of {runs}")
-    print(f"{'work':<54}{'seconds':>8}{'/ cp':>7}{'back':>7}{'MB':>6}")
+def row(name: str, figure: str, bar: str) -> None:
+    print(f"| {name} | {figure} | {bar} |", flush=True)
+
+
+def files(runs: int, scale: float) -> None:
+    """quantize, dynamic and dequantize against cp of what they read, or of what they write."""
+    for work in sources.WORK:
+        with workspace() as folder:
+            source, bulk = work.make(folder, work.gigabytes * scale)
+            target, back = (folder / f"{stem}{work.suffix}" for stem in ("q", "d"))
+            quantize = [*QTOOL, work.command, source, "-o", target, *work.options.split(), "-q"]
+            actions = call(quantize, folder, "q.*"), copying(bulk, folder)
+            took, copied = medians(runs, *actions)
+            row(f"{work.name} / `cp`", f"{took / copied:.2f} ({took:.2f} s)", f"{work.bar}")
+            bulk.unlink()
+            dequantize = [*QTOOL, "dequantize", target, "-o", back, "-q"]
+            dequantize += ["--external-data"] if work.suffix == ".onnx" else []
+            subprocess.run(dequantize, check=True)
+            written = max(folder.glob("d.*"), key=lambda path: path.stat().st_size)
+            original = written.rename(folder / "original")
+            actions = call(dequantize, folder, "d.*"), copying(original, folder)
+            took, copied = medians(runs, *actions)
+            row("and back: `dequantize` / `cp`", f"{took / copied:.2f} ({took:.2f} s)", "1.5")
+
+
+def disk(runs: int, scale: float) -> None:
+    """quantize, which flushes, against cp and sync, on the disk of the temporary folder."""
+    with workspace(None) as folder:
+        source = sources.safetensors(folder / "w.safetensors", "F32", 2 * scale)
+        target = folder / "q.safetensors"
+        quantize = [*QTOOL, "quantize", source, "-o", target, "--dtype", "int8", "-q"]
+        copy, flush = copying(source, folder), ["sync", folder / "copy"]
+        took, reference = medians(
+            runs,
+            call(quantize, folder, "q.*"),
+            lambda: (copy(), subprocess.run(flush, check=True)),
+        )
+        figure = f"{took / reference:.2f} ({took:.2f} s)"
+        row("on disk, float32 -> int8 per axis / `cp` and `sync`", figure, "1.0")
+
+
+def growth(runs: int, scale: float) -> None:
+    """Time and memory against size."""
+    sizes = [size * scale for size in (0.064, 0.25, 1, 4)]
+    for container in ("safetensors", "npy"):
+        times, memory = [], []
+        for size in sizes:
+            with workspace() as folder:
+                source = sources.growing(folder, container, size)
+                target = folder / "q.safetensors"
+                options = ["--dtype", "int8", "-q"]
+                command = [*QTOOL, "quantize", source, "-o", target, *options]
+                times += medians(runs, call(command, folder, "q.*"))
+                target.unlink()
+                memory.append(peak([*command, "--force"]))
+        listed = ", ".join(f"{size:.3g} GB {t:.2f} s" for size, t in zip(sizes, times, strict=True))
+        row(f".{container} to int8: {listed}: per byte, last / the one before",
+            f"{times[-1] / times[-2] / (sizes[-1] / sizes[-2]):.2f}", "1.1")  # fmt: skip
+        row(f"peak memory, .{container} of {sizes[-2]:.3g} and {sizes[-1]:.3g} GB",
+            f"{memory[-2]:.0f} and {memory[-1]:.0f} MB", "400 MB, 5 %")  # fmt: skip
     with workspace() as folder:
-        made = ""
-        source, target, back = (folder / f"{name}.safetensors" for name in ("w", "q", "d"))
-        for name, options, dtype in WORK:
-            if dtype != made:
-                make(source, dtype, gigabytes)
-                made = dtype
-            quantize = [*QTOOL, "quantize", source, "-o", target, "--force", "-q", *options.split()]
-            dequantize = [*QTOOL, "dequantize", target, "-o", back, "--force", "-q"]
-            took = seconds(lambda command=quantize: call(*command), runs)
-            copying = seconds(lambda: call("cp", source, folder / "copy"), runs)
-            (folder / "copy").unlink()
-            restoring = seconds(lambda command=dequantize: call(*command), runs)
-            copying_back = seconds(lambda: call("cp", back, folder / "copy"), runs)
-            (folder / "copy").unlink()
-            memory = peak(*quantize)
-            back.unlink()
-            print(
-                f"{name:<54}{took:>8.2f}{took / copying:>7.2f}"
-                f"{restoring / copying_back:>7.2f}{memory:>6.0f}",
-                flush=True,
-            )
+        source = sources.growing(folder, "npy", 16e-6)
+        tiny = [*QTOOL, "quantize", source, "-o", folder / "q.safetensors", "--dtype", "int8", "-q"]
+        took, numpy = medians(
+            4 * runs,
+            call(tiny, folder, "q.*"),
+            call([sys.executable, "-c", "import numpy"], folder, "none"),
+        )
+        row("a tiny `quantize` / `import numpy`", f"{took / numpy:.1f} ({took:.2f} s)", "")
+
+
+def memory(runs: int, scale: float) -> None:
+    for name, figure, bar in in_memory.rows(runs, scale):
+        row(name, figure, bar)
+
+
+PARTS = {"files": files, "disk": disk, "memory": memory, "growth": growth}
+
+
+def machine() -> str:
+    """This machine in a few words."""
+    names = [
+        line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    processor = names[0].split(":")[1].strip() if names else platform.processor()
+    gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    cores = len(os.sched_getaffinity(0))
+    return f"{processor}, {cores} cores, {gigabytes:.0f} GB, Linux {platform.release()}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS])
+    chosen = parser.parse_args()
+    print(f"{machine()}; Python {platform.python_version()}; median of {chosen.runs}")
+    print("\n| work | measured | bar |\n|---|---|---|")
+    for part in chosen.parts or PARTS:
+        PARTS[part](chosen.runs, chosen.scale)
 
 
 if __name__ == "__main__":
