@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,17 @@ def choose(x: Array, spec: QuantSpec, storage: DType) -> tuple[Array, Array | No
     return from_ranges(*_ranges(x, spec), spec, storage)
 
 
+def divided(bound: Array, levels: float, storage: DType) -> Array:
+    """bound / levels, computed in float64 and rounded once to the storage type; see stored()."""
+    return stored(bound.astype(np.float64) / levels, storage)
+
+
 def from_ranges(
-    low: Array, high: Array, spec: QuantSpec, storage: DType
+    low: Array,
+    high: Array,
+    spec: QuantSpec,
+    storage: DType,
+    divide: Callable[[Array, float, DType], Array] = divided,
 ) -> tuple[Array, Array | None]:
     """The scale, in its storage type, and the zero point of groups with ranges [low, high].
 
@@ -35,11 +45,12 @@ def from_ranges(
         zero_point = round(qmin - low / scale), saturated
     computed in float64 and rounded once to the storage type (see stored()); a group of zeros gets
     scale 1. The zero point is computed from the stored scale.
+    divide: what computes as divided().
     """
     dtype = spec.dtype
     if spec.semantics == "dynamic":
         return ops.dynamic_parameters(low.astype(np.float32), high.astype(np.float32), dtype)
-    bound = np.maximum(-low, high).astype(np.float64)
+    bound = np.maximum(-low, high)
     if spec.symmetric:
         levels = 2.0 ** (dtype.bits - 1) - 1 if dtype.kind == "uint" else dtype.qmax
         zero, middle = None, 0
@@ -47,7 +58,7 @@ def from_ranges(
             middle = 2 ** (dtype.bits - 1)
             zero = np.full(bound.shape, middle).astype(dtype.numpy)
         last = max(levels, middle - spec.qmin)  # -8 is farther from zero than 7
-        return _finite(stored(bound / levels, storage), bound, last, dtype), zero
+        return _finite(divide(bound, levels, storage), bound, last, dtype), zero
     low, high = low.astype(np.float64), high.astype(np.float64)
     low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
     scale = stored((high - low) / (dtype.qmax - spec.qmin), storage)
@@ -68,6 +79,7 @@ def _finite(scale: Array, bound: Array, farthest: Any, dtype: DType) -> Array:
     lowest_limit = min(storage.qmax, ops.FLOAT32.qmax) if storage.bits == 16 else ops.FLOAT32.qmax
     if bound.max(initial=0.0) < lowest_limit / 4:
         return scale
+    bound = bound.astype(np.float64)
     limit = np.where(bound <= lowest_limit, lowest_limit, ops.FLOAT32.qmax)
     while True:
         wide = scale.astype(np.float64)

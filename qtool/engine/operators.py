@@ -79,7 +79,7 @@ def _with_kernels(
     def tile(start: int) -> None:
         part = flat[start : start + step]
         out = stored[start * width // 8 : (start + part.size) * width // 8]
-        quantizer.quantize(part, divisor, offset, start, 0, width, out, measured=False)
+        quantizer.encode(part, divisor, offset, start, 0, width, out)
 
     for _ in in_order(tile, range(0, flat.size, step), jobs):
         pass

@@ -20,7 +20,7 @@ from qtool.engine.request import Request
 from qtool.engine.tiling import tile_size
 from qtool.errors import TensorError
 from qtool.kernels.geometry import group_span
-from qtool.kernels.tensor import TileFigures, TileQuantizer
+from qtool.kernels.tensor import TileFigures, TileQuantizer, divided
 from qtool.pool import buffer, in_order
 from qtool.spec import Reader, Writer, reader_of
 from qtool.stats import Stats
@@ -157,7 +157,7 @@ class Stream:
         window = self._values(begin, end)
         first = begin // length * count
         ranges = self._ranges(window, begin, first, (end - begin) // length * count)
-        groups = _Groups.of(*scales.from_ranges(*ranges, self._spec, self._asked.storage), first)
+        groups = _Groups.of(*self._parameters(*ranges), first)
         own = groups.part(-(-start // length) * count, -(-stop // length) * count)
         return window[start - begin : stop - begin], groups, own
 
@@ -178,6 +178,11 @@ class Stream:
                 low.reshape(shape), high.reshape(shape), self._spec, self._asked.storage
             )
         return scale, zero_point
+
+    def _parameters(self, low: Array, high: Array) -> tuple[Array, Array | None]:
+        storage = self._asked.storage
+        divide = scales.divided if storage.name == "float8e8m0" else divided
+        return scales.from_ranges(low, high, self._spec, storage, divide)
 
     def _ranges(self, values: Array, start: int, first: int, count: int) -> tuple[Array, Array]:
         ranges = self._quantizer.ranges(values, start, first, count)

@@ -1,8 +1,9 @@
 """Codes and reconstructions of float32 elements, each with its own scale and zero point.
 
 The same numbers as ops.rounded, ops.saturate_cast and ops.scaled give with float32 precision.
-x: from element `at` on, n of them; scale, zero: from their beginning on; codes: one each, from
-number `codes_at` on, the bits of mask.
+Elements begin to end, counted from number `at` of x, number 0 of scale, zero and x_hat, and number
+`codes_at` of codes, which get the bits of mask. step: as a constant, 1, or 0 where one scale and
+zero are for all.
 measured: whether x_hat is wanted, and clipped, which counts low and high.
 """
 
@@ -21,9 +22,11 @@ _INF = np.int32(0x7F800000)
 def integers(
     x: Pointer,
     at: int,
-    n: int,
+    begin: int,
+    end: int,
     scale: Pointer,
     zero: Pointer,
+    step: int,
     limits: Pointer,
     zero_first: bool,
     codes: Pointer,
@@ -40,8 +43,8 @@ def integers(
     """
     qmin, qmax = np.float32(limits[0]), np.float32(limits[1])
     low, high = np.int32(0), np.int32(0)
-    for i in range(n):
-        z, s = zero[i], scale[i]
+    for i in range(begin, end):
+        z, s = zero[i * step], scale[i * step]
         q = np.float32(x[at + i] / s)
         v = np.rint(np.float32(q + z)) if zero_first else np.float32(np.rint(q) + z)
         code = v if v >= qmin else qmin
@@ -60,8 +63,10 @@ def integers(
 def floats(
     x: Pointer,
     at: int,
-    n: int,
+    begin: int,
+    end: int,
     scale: Pointer,
+    step: int,
     limits: Pointer,
     grid: Pointer,
     shift: int,
@@ -83,8 +88,8 @@ def floats(
     magic_bits = np.float32(magic).view(np.int32)
     half = np.int32(np.int32((1 << (shift - 1)) - 1) - np.int32(rebias << np.int32(shift)))
     over, over_negative = np.int32(0), np.int32(0)
-    for i in range(n):
-        s = scale[i]
+    for i in range(begin, end):
+        s = scale[i * step]
         q = np.float32(x[at + i] / s)
         b = np.float32(q).view(np.int32)
         a = np.int32(b & _MAGNITUDE)

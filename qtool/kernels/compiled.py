@@ -23,8 +23,8 @@ ALONE = _OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 @intrinsic
 def prefetch(typing: Any, pointer: Any, index: Any) -> Any:
-    """Have the cache line of pointer[index] fetched. The processor does so by itself within a
-    page of memory, and a part is no longer than one."""
+    """Have the cache line of pointer[index] fetched, wherever it is: it may lie beyond the memory
+    that is ours. What the processor fetches by itself comes too late for short loops."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         place = builder.gep(arguments[0], [arguments[1]])

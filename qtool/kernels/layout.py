@@ -40,3 +40,27 @@ def expand(values: Pointer, layout: Pointer, start: int, first: int, out: Pointe
         row += rows
         k += count
         c = 0
+
+
+@inlined
+def run_length(layout: Pointer, start: int) -> int:
+    """How many elements from `start` on lie in one group, one after another."""
+    size, inner, block, inner_stride = layout[0], layout[1], layout[2], layout[5]
+    d = start // inner % size
+    if inner_stride:
+        return 1
+    length: int = min(block - d % block, size - d) * inner - start % inner
+    return length
+
+
+@inlined
+def group_of(layout: Pointer, start: int, n: int) -> int:
+    """The number of the group that n elements from `start` on are of; -1 where they are of
+    several."""
+    if run_length(layout, start) < n:
+        return -1
+    size, inner, block = layout[0], layout[1], layout[2]
+    row = start // inner
+    group: int = row // size * layout[3] + row % size // block * layout[4]
+    group += start % inner * layout[5]
+    return group

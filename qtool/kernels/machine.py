@@ -25,14 +25,16 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Note = Callable[[str], None]
 
-# Parameters of every kernel: an integer, or a pointer to elements of a NumPy type.
+# Parameters of every kernel: i, an integer, d, a float64, or a pointer to elements of a NumPy type.
 _SOURCE = "f4* u2* i i"
 _PLACE = "i8* i i"
+_CODES = f"{_SOURCE} f4* f4* i {_PLACE} i f4* i4* i i u1* u2*"
 SIGNATURES: dict[str, str] = {
     "find_absmax": f"{_SOURCE} {_PLACE} i i4* f4*",
     "find_minmax": f"{_SOURCE} {_PLACE} i i4* i4* f4*",
-    "quantize": f"{_SOURCE} f4* f4* i {_PLACE} i f4* i4* i i u1* u2* f8* i8* i4* f8* f8*"
-    " f4* f4* f4* f4* f4* u2* u4* u8* i4* i",
+    "quantize": f"{_CODES} f8* i8* i4* f8* f8* f4* f4* f4* f4* f4* u2* u4* u8* i4*",
+    "divide": "f4* i d f8* i8* f4*",
+    "encode": f"{_CODES} f4* f4* f4* u2* u4* u8* i8*",
     "dequantize": "u1* u2* i i i i f4* i f4* f4* i i8* i f4* f4* f4* u2*",
 }
 
@@ -41,12 +43,14 @@ _DIGEST = hashlib.sha256().digest_size
 # Before its own parameters a function takes where to put a result and an exception; it has neither.
 _unused = ctypes.create_string_buffer(8)
 
+_SCALARS = {"i": ctypes.c_int64, "d": ctypes.c_double}
+
 # What compiled code may call: all that a processor without such instructions needs.
 _PLAIN = {"memcpy", "memset", "rint", "rintf"}
 
 
 class Kernel:
-    """A compiled function, by its name; call it with integers and address() of arrays."""
+    """A compiled function, by its name; call it with numbers and address() of arrays."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -55,7 +59,7 @@ class Kernel:
     def _function(self) -> Any:
         return load()[self._name]
 
-    def __call__(self, *words: int) -> None:
+    def __call__(self, *words: float) -> None:
         """Run it without Python's global lock."""
         self._function(_unused, _unused, *words)
 
@@ -96,7 +100,7 @@ def _functions(code: bytes) -> dict[str, Any]:
     engine.finalize_object()
     functions: dict[str, Any] = {"engine": engine}  # which owns their memory
     for name, signature in SIGNATURES.items():
-        words = [ctypes.c_int64 if w == "i" else ctypes.c_void_p for w in signature.split()]
+        words: list[Any] = [_SCALARS.get(word, ctypes.c_void_p) for word in signature.split()]
         address = engine.get_function_address(_symbol(name))
         prototype = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, *words)
         functions[name] = prototype(address)
@@ -105,7 +109,6 @@ def _functions(code: bytes) -> dict[str, Any]:
 
 @cache
 def _target() -> Any:
-    """This machine, or the one that numba's variables name."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     triple = llvm.Target.from_triple(llvm.get_process_triple())
@@ -113,11 +116,17 @@ def _target() -> Any:
     return triple.create_target_machine(cpu=cpu, features=features, opt=3, jit=True)
 
 
+@cache
 def _cpu() -> tuple[str, str]:
-    """Name and features of the processor."""
+    """Name and features of the processor, or of the one that numba's variables name.
+
+    Vectors of 512 bits are used where there are any: a tenth faster, whatever LLVM thinks.
+    """
     name, features = (os.environ.get(f"NUMBA_CPU_{what}") for what in ("NAME", "FEATURES"))
     if features is None:
         features = "" if name else llvm.get_host_cpu_features().flatten()
+    if "+avx512f" in features.split(","):
+        features += ",-prefer-256-bit"
     return name or llvm.get_host_cpu_name(), features
 
 
@@ -171,6 +180,9 @@ def _compiled_code(note: Note | None) -> bytes:
         note("compiling kernels, once for this machine...")
     import numba
 
+    config: Any = numba.config
+    config.CPU_NAME, config.CPU_FEATURES = _cpu()
+
     from qtool.kernels import tiles
     from qtool.kernels.compiled import ALONE
 
@@ -192,8 +204,8 @@ def _compiled_code(note: Note | None) -> bytes:
 
 
 def _numba_type(numba: Any, word: str) -> Any:
-    if word == "i":
-        return numba.int64
+    if word in "id":
+        return numba.int64 if word == "i" else numba.float64
     return numba.types.CPointer(numba.from_dtype(np.dtype(word[:-1])))
 
 

@@ -17,7 +17,8 @@ _HIGHEST, _LOWEST = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
 _LARGEST_FINITE = 0x7F7FFFFF
 
 _find_absmax, _find_minmax = Kernel("find_absmax"), Kernel("find_minmax")
-_quantize, _dequantize = Kernel("quantize"), Kernel("dequantize")
+_divide, _quantize = Kernel("divide"), Kernel("quantize")
+_encode, _dequantize = Kernel("encode"), Kernel("dequantize")
 
 _FORMS = {"float32": 0, "bfloat16": 1, "float16": 2}
 _INTEGERS, _ONEDNN = range(2)
@@ -33,7 +34,8 @@ class _Workspace(threading.local):
         rows = [address(row, "f4") for row in self._floats]
         self.values, self.scale, self.zero, self.no_zero, self.x_hat, self.clean = rows
         self.codes, self.lanes = address(self._codes, "u8"), address(self._lanes, "f8")
-        self.found = address(self._found, "i4")
+        self._counts = np.zeros(2, np.int64)
+        self.found, self.counts = address(self._found, "i4"), address(self._counts, "i8")
 
 
 _workspace = _Workspace()
@@ -98,27 +100,57 @@ class TileQuantizer:
         first: int,
         width: int,
         out: Array,
-        *,
-        measured: bool = True,
     ) -> TileFigures:
-        """Codes of the elements from number start on, and their figures, if measured; start is
-        then a multiple of CHUNK.
+        """Codes of the elements from number start on, a multiple of CHUNK, and their figures.
 
         scales, zeros: float32 of the groups from number first on; no zeros at all mean 0.
         width: bits of a stored code. out: bytes for all of them.
         """
-        figures, work, has_zeros = TileFigures(elements.size), _workspace, zeros.size > 0
-        stored = address(out, "u1")
+        figures, work = TileFigures(elements.size), _workspace
         _quantize(
-            *self._source(elements), address(scales, "f4"), address(zeros, "f4"), has_zeros,
-            address(self._layout, "i8"), start, first, self._family, address(self._limits, "f4"),
-            address(self._grid, "i4"), width, self._mask, stored, stored,
+            *self._codes(elements, scales, zeros, start, first, width, out),
             address(figures.sums, "f8"), address(figures.counts, "i8"),
             address(figures.bounds, "i4"), address(figures.worst, "f8"),
-            work.lanes, work.values, work.scale, work.zero if has_zeros else work.no_zero,
-            work.x_hat, work.clean, work.codes, work.codes, work.codes, work.found, measured,
+            work.lanes, work.values, work.scale, work.zero if zeros.size else work.no_zero,
+            work.x_hat, work.clean, work.codes, work.codes, work.codes, work.found,
         )  # fmt: skip
         return figures
+
+    def encode(
+        self,
+        elements: Array,
+        scales: Array,
+        zeros: Array,
+        start: int,
+        first: int,
+        width: int,
+        out: Array,
+    ) -> None:
+        """quantize() without figures, from any start."""
+        work = _workspace
+        _encode(
+            *self._codes(elements, scales, zeros, start, first, width, out), work.values,
+            work.scale, work.zero if zeros.size else work.no_zero, work.codes, work.codes,
+            work.codes, work.counts,
+        )  # fmt: skip
+
+    def _codes(
+        self,
+        elements: Array,
+        scales: Array,
+        zeros: Array,
+        start: int,
+        first: int,
+        width: int,
+        out: Array,
+    ) -> tuple[int, ...]:
+        """What both have in common."""
+        stored = address(out, "u1")
+        return (
+            *self._source(elements), address(scales, "f4"), address(zeros, "f4"), zeros.size > 0,
+            address(self._layout, "i8"), start, first, self._family, address(self._limits, "f4"),
+            address(self._grid, "i4"), width, self._mask, stored, stored,
+        )  # fmt: skip
 
     def _source(self, elements: Array) -> tuple[int, int, int, int]:
         place = address(elements.view(f"u{elements.itemsize}"), f"u{elements.itemsize}")
@@ -183,6 +215,20 @@ class TileRestorer:
             address(self._zeros, "f4"), has_zeros, address(self._layout, "i8"), start,
             address(out, "f4"), work.scale, work.zero if has_zeros else work.no_zero, work.codes,
         )  # fmt: skip
+
+
+def divided(bound: Array, levels: float, storage: DType) -> Array:
+    """bound / levels in a float type of scales other than float8e8m0, as scales.divided() gives
+    it."""
+    out = np.empty(bound.shape, np.float32)
+    exponent, mantissa = storage.limits.minexp, storage.limits.nmant
+    limits = np.array((float(storage.limits.smallest_subnormal), storage.qmax))
+    grid = np.array((exponent, mantissa), np.int64)
+    _divide(
+        address(bound, "f4"), bound.size, levels, address(limits, "f8"), address(grid, "i8"),
+        address(out, "f4"),
+    )  # fmt: skip
+    return out.astype(storage.numpy, copy=False)
 
 
 def _in_order(bits: Array) -> Array:

@@ -18,8 +18,12 @@ from qtool.kernels.convert import to_float32
 from qtool.kernels.decode import decode
 from qtool.kernels.figures import add_figures, fold
 from qtool.kernels.groups import LARGEST_FINITE, UNLIMITED, absmax, minmax
-from qtool.kernels.layout import expand
+from qtool.kernels.layout import expand, group_of, run_length
 from qtool.kernels.pack import pack, unpack
+from qtool.kernels.quotients import quotients
+
+# Elements that are computed while the next ones are fetched, and float32 of a line of the cache.
+STEP, LINE = 256, 16
 
 
 def find_absmax(
@@ -73,6 +77,13 @@ def find_minmax(
             minmax(values, count, layout, start + at, first, limit, low, high)
 
 
+def divide(
+    bound: Pointer, n: int, levels: float, limits: Pointer, grid: Pointer, out: Pointer
+) -> None:
+    """See quotients()."""
+    quotients(bound, n, levels, limits, grid, out)
+
+
 def quantize(
     x: Pointer,
     bits: Pointer,
@@ -105,64 +116,125 @@ def quantize(
     pairs: Pointer,
     fours: Pointer,
     found: Pointer,
-    measured: int,
 ) -> None:
-    """Codes of the elements and, if measured, their figures (see figures.add_figures()); start is
-    then a multiple of CHUNK.
+    """Codes of the elements and their figures (see figures.add_figures()); start is a multiple of
+    CHUNK.
 
     scales, zeros: float32, of the groups. zero: zeros, where there are none of the groups.
-    family, limits, grid: see encode().
+    family, limits, grid: see find_codes().
     width: bits of a stored code; mask: those that count in a byte; out,
     out16: where they go, as bytes and as uint16.
     sums: five per chunk.
     """
+    held = -1  # the group whose scale fills the memory for scales
     for at in range(0, n, PART):
         count = min(PART, n - at)
         part, place = x, at
-        if at + 2 * PART <= n and form == 0:
-            for line in range(0, PART, 16):
-                prefetch(x, at + PART + line)  # type: ignore[call-arg]
+        if form:
+            to_float32(bits, at, count, form == 2, values)
+            part, place = values, 0
+        group = group_of(layout, start + at, count)
+        if group < 0 or group != held:
+            expand(scales, layout, start + at, first, scale, count)
+            if has_zeros:
+                expand(zeros, layout, start + at, first, zero, count)
+        held = group if count == PART or group == held else -1
+        find_codes(
+            part, place, count, scale, zero, 1, family, limits, grid, codes, 0, 0xFFFF, x_hat,
+            counts, True,
+        )  # fmt: skip
+        add_figures(
+            part, place, count, x_hat, start + at, counts, bounds, worst, lanes, found, clean
+        )
+        if (at + count) % CHUNK == 0 or at + count == n:
+            fold(lanes, sums, at // CHUNK * 5)
+        store(codes, pairs, fours, count, width, mask, out, out16, at)
+
+
+def encode(
+    x: Pointer,
+    bits: Pointer,
+    form: int,
+    n: int,
+    scales: Pointer,
+    zeros: Pointer,
+    has_zeros: int,
+    layout: Pointer,
+    start: int,
+    first: int,
+    family: int,
+    limits: Pointer,
+    grid: Pointer,
+    width: int,
+    mask: int,
+    out: Pointer,
+    out16: Pointer,
+    values: Pointer,
+    scale: Pointer,
+    zero: Pointer,
+    codes: Pointer,
+    pairs: Pointer,
+    fours: Pointer,
+    counts: Pointer,
+) -> None:
+    """quantize() without figures. Long runs of one scale are read as a stream."""
+    at = 0
+    while at < n:
+        count = min(run_length(layout, start + at), n - at)
+        if form == 0 and width == 8 and count >= PART:
+            expand(scales, layout, start + at, first, scale, 1)
+            if has_zeros:
+                expand(zeros, layout, start + at, first, zero, 1)
+            find_codes(
+                x, at, count, scale, zero, 0, family, limits, grid, out, at, mask, values,
+                counts, False,
+            )  # fmt: skip
+            at += count
+            continue
+        count = min(PART, n - at)
+        part, place = x, at
         if form:
             to_float32(bits, at, count, form == 2, values)
             part, place = values, 0
         expand(scales, layout, start + at, first, scale, count)
         if has_zeros:
             expand(zeros, layout, start + at, first, zero, count)
-        if measured:
-            encode(
-                part, place, count, scale, zero, family, limits, grid, codes, 0, 0xFFFF, x_hat,
-                counts, True,
-            )  # fmt: skip
-            add_figures(
-                part, place, count, x_hat, start + at, counts, bounds, worst, lanes, found, clean
-            )
-            if (at + count) % CHUNK == 0 or at + count == n:
-                fold(lanes, sums, at // CHUNK * 5)
-        elif width == 8:
-            encode(
-                part, place, count, scale, zero, family, limits, grid, out, at, mask, x_hat,
-                counts, False,
-            )  # fmt: skip
-            continue
-        else:
-            encode(
-                part, place, count, scale, zero, family, limits, grid, codes, 0, 0xFFFF, x_hat,
-                counts, False,
-            )  # fmt: skip
-        if width == 16:
-            for i in range(count):
-                out16[at + i] = codes[i]
-        else:
-            pack(codes, pairs, fours, count, width, mask, out, at * width // 8)
+        find_codes(
+            part, place, count, scale, zero, 1, family, limits, grid, codes, 0, 0xFFFF, values,
+            counts, False,
+        )  # fmt: skip
+        store(codes, pairs, fours, count, width, mask, out, out16, at)
+        at += count
 
 
 @inlined
-def encode(
+def store(
+    codes: Pointer,
+    pairs: Pointer,
+    fours: Pointer,
+    n: int,
+    width: int,
+    mask: int,
+    out: Pointer,
+    out16: Pointer,
+    at: int,
+) -> None:
+    """Put the codes of one part where those of elements from number `at` on belong."""
+    if width == 16:
+        for i in range(n):
+            out16[at + i] = codes[i]
+    else:
+        pack(codes, pairs, fours, n, width, mask, out, at * width // 8)
+
+
+@inlined
+def find_codes(
     x: Pointer,
     at: int,
     n: int,
     scale: Pointer,
     zero: Pointer,
+    step: int,
     family: int,
     limits: Pointer,
     grid: Pointer,
@@ -175,17 +247,30 @@ def encode(
 ) -> None:
     """Codes of one part. family: 0 integers, 1 integers in oneDNN's order, or the mantissa bits
     that floats drop, of 3, 2 and 1; the rest: see codes."""
-    if family == 20:
-        floats(x, at, n, scale, limits, grid, 20, codes, codes_at, x_hat, clipped, measured)
-    elif family == 21:
-        floats(x, at, n, scale, limits, grid, 21, codes, codes_at, x_hat, clipped, measured)
-    elif family == 22:
-        floats(x, at, n, scale, limits, grid, 22, codes, codes_at, x_hat, clipped, measured)
-    else:
-        integers(
-            x, at, n, scale, zero, limits, family == 1, codes, codes_at, mask, x_hat, clipped,
-            measured,
-        )  # fmt: skip
+    for begin in range(0, n, STEP):
+        end = min(begin + STEP, n)
+        for line in range(end, end + STEP, LINE):
+            prefetch(x, at + line)  # type: ignore[call-arg]
+        if family == 20:
+            floats(
+                x, at, begin, end, scale, step, limits, grid, 20, codes, codes_at, x_hat, clipped,
+                measured,
+            )  # fmt: skip
+        elif family == 21:
+            floats(
+                x, at, begin, end, scale, step, limits, grid, 21, codes, codes_at, x_hat, clipped,
+                measured,
+            )  # fmt: skip
+        elif family == 22:
+            floats(
+                x, at, begin, end, scale, step, limits, grid, 22, codes, codes_at, x_hat, clipped,
+                measured,
+            )  # fmt: skip
+        else:
+            integers(
+                x, at, begin, end, scale, zero, step, limits, family == 1, codes, codes_at, mask,
+                x_hat, clipped, measured,
+            )  # fmt: skip
 
 
 def dequantize(

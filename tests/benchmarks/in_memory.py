@@ -23,7 +23,7 @@ from qtool import scales
 from qtool.dtypes import resolve
 from qtool.engine.tiling import TILE
 from qtool.kernels import machine
-from qtool.kernels.tensor import TileQuantizer
+from qtool.kernels.tensor import TileQuantizer, divided
 from qtool.spec import Blocked, PerTensor, QuantSpec
 
 Array = NDArray[Any]
@@ -33,11 +33,15 @@ NONE = np.empty(0, np.float32)
 
 
 def medians(runs: int, *actions: Callable[[], object]) -> list[float]:
-    """Median seconds of every action, run in turn; the first round is not counted."""
+    """Median seconds of every action, run in turn; the first round is not counted.
+
+    Before each there is a pause, since threads of onnxruntime go on spinning for a while.
+    """
     rounds = []
     for _ in range(2 * runs + 1):
         times = []
         for action in actions:
+            time.sleep(0.1)
             started = time.perf_counter()
             action()
             times.append(time.perf_counter() - started)
@@ -69,15 +73,13 @@ class Work:
             part, first = self._x[start : start + step], start // size
             ranges = self._quantizer.ranges(part, start, first, part.size // size)
             assert ranges is not None
-            scale, _ = scales.from_ranges(*ranges, self._spec, resolve(self._x.dtype))
+            scale, _ = scales.from_ranges(*ranges, self._spec, resolve(self._x.dtype), divided)
             self._quantize(start, start + part.size, scale.astype(np.float32), first)
 
     def _quantize(self, start: int, end: int, scale: Array, first: int) -> None:
         out = self.out[start * self._width // 8 : end * self._width // 8]
-        self._quantizer.quantize(
-            self._x[start:end], scale, NONE, start, first, self._width, out,
-            measured=self._measured,
-        )  # fmt: skip
+        quantize = self._quantizer.quantize if self._measured else self._quantizer.encode
+        quantize(self._x[start:end], scale, NONE, start, first, self._width, out)
 
     def over(self, threads: int) -> None:
         """given(), over that many threads."""
