@@ -10,6 +10,7 @@ import sys
 def main() -> None:
     """Run the command line. What fails before a command has begun, or after it, ends here."""
     gc.set_threshold(100_000)  # importing makes many objects and no garbage
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy would start threads for nothing
     try:
         from qtool.cli import main as run
 

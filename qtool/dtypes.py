@@ -67,6 +67,11 @@ class DType:
         """Largest finite value."""
         return float(self.limits.max)
 
+    @property
+    def has_negative_zero(self) -> bool:
+        """Whether a float type tells -0.0 from 0.0."""
+        return not self.name.endswith("fnuz")
+
     @cached_property
     def has_nan(self) -> bool:
         return self.kind == "float" and self.name not in ("float4e2m1", "float6e2m3", "float6e3m2")

@@ -70,6 +70,7 @@ def floats(
     limits: Pointer,
     grid: Pointer,
     shift: int,
+    has_negative_zero: bool,
     codes: Pointer,
     codes_at: int,
     x_hat: Pointer,
@@ -79,11 +80,11 @@ def floats(
     """Codes of a float type and x_hat = value * scale; grid, limits: see tensor.grid().
 
     shift: mantissa bits of float32 that are dropped, as a constant, or else shifts do not
-    vectorize. A normal number keeps the leading bits of its quotient; a subnormal one is the count
-    of smallest values in the last bits of |quotient| + magic.
+    vectorize; has_negative_zero: a constant, too. A normal number keeps the leading bits of its
+    quotient; a subnormal one is the count of smallest values in the last bits of
+    |quotient| + magic.
     """
-    normal, rebias, top, sign = grid[0], grid[1], grid[2], grid[3]
-    negative_zero, nan = grid[4], grid[5]
+    normal, rebias, top, sign, nan = grid[0], grid[1], grid[2], grid[3], grid[4]
     magic = np.float32(limits[0])
     magic_bits = np.float32(magic).view(np.int32)
     half = np.int32(np.int32((1 << (shift - 1)) - 1) - np.int32(rebias << np.int32(shift)))
@@ -100,7 +101,8 @@ def floats(
         code = rounded if rounded < top else top
         negative = np.int32(b >> np.int32(31))
         signed = np.int32(code | np.int32(negative & sign))
-        signed = signed if np.int32(code | negative_zero) else code
+        if not has_negative_zero:
+            signed = signed if code else np.int32(0)
         codes[codes_at + i] = nan if a > _INF else signed
         if measured:
             is_over = np.int32(rounded > top) & np.int32(a <= _INF)

@@ -107,8 +107,8 @@ def _functions(code: bytes) -> dict[str, Any]:
     return functions
 
 
-@cache
 def _target() -> Any:
+    """A new description of the processor; an engine owns the one that it is made with."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     triple = llvm.Target.from_triple(llvm.get_process_triple())

@@ -59,7 +59,7 @@ class TileQuantizer:
             self._grid = np.empty(0, np.int32)
             self._limits = np.array((spec.qmin, dtype.qmax), np.float32)
         else:
-            self._family = _dropped(dtype)
+            self._family = _dropped(dtype) * (1 if dtype.has_negative_zero else -1)
             self._grid, self._limits = grid(dtype)
 
     def ranges(
@@ -240,17 +240,16 @@ def grid(dtype: DType) -> tuple[Array, Array]:
     """What the kernels must know of a float type, besides its mantissa bits.
 
     int32: bits of the smallest normal value as float32; difference of the exponents' biases, in
-    place; code of the largest finite value; the sign bit; whether there is a negative zero; code
-    of NaN. float32: the number whose last bit counts smallest subnormal values.
+    place; code of the largest finite value; the sign bit; code of NaN. float32: the number whose
+    last bit counts smallest subnormal values.
     """
     mantissa, emin = dtype.limits.nmant, dtype.limits.minexp
     magic = np.array([2.0 ** (emin - mantissa + 23)], np.float32)
     normal, largest = np.array((2.0**emin, dtype.qmax), np.float32).view(np.int32).tolist()
     rebias = (126 + emin) << mantissa
     nan = np.array(np.nan if dtype.has_nan else 0.0).astype(dtype.numpy).view(np.uint8)
-    has_negative_zero = not dtype.name.endswith("fnuz")
     top = (largest >> _dropped(dtype)) - rebias
-    numbers = (normal, rebias, top, 1 << (dtype.bits - 1), has_negative_zero, nan)
+    numbers = (normal, rebias, top, 1 << (dtype.bits - 1), nan)
     return np.array(numbers, np.int32), magic
 
 

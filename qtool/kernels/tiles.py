@@ -246,25 +246,35 @@ def find_codes(
     measured: bool,
 ) -> None:
     """Codes of one part. family: 0 integers, 1 integers in oneDNN's order, or the mantissa bits
-    that floats drop, of 3, 2 and 1; the rest: see codes."""
+    that floats drop, negative for those without a negative zero; the rest: see codes."""
     for begin in range(0, n, STEP):
         end = min(begin + STEP, n)
         for line in range(end, end + STEP, LINE):
             prefetch(x, at + line)  # type: ignore[call-arg]
         if family == 20:
             floats(
-                x, at, begin, end, scale, step, limits, grid, 20, codes, codes_at, x_hat, clipped,
-                measured,
+                x, at, begin, end, scale, step, limits, grid, 20, True, codes, codes_at,
+                x_hat, clipped, measured,
             )  # fmt: skip
         elif family == 21:
             floats(
-                x, at, begin, end, scale, step, limits, grid, 21, codes, codes_at, x_hat, clipped,
-                measured,
+                x, at, begin, end, scale, step, limits, grid, 21, True, codes, codes_at,
+                x_hat, clipped, measured,
             )  # fmt: skip
         elif family == 22:
             floats(
-                x, at, begin, end, scale, step, limits, grid, 22, codes, codes_at, x_hat, clipped,
-                measured,
+                x, at, begin, end, scale, step, limits, grid, 22, True, codes, codes_at,
+                x_hat, clipped, measured,
+            )  # fmt: skip
+        elif family == -20:
+            floats(
+                x, at, begin, end, scale, step, limits, grid, 20, False, codes, codes_at,
+                x_hat, clipped, measured,
+            )  # fmt: skip
+        elif family == -21:
+            floats(
+                x, at, begin, end, scale, step, limits, grid, 21, False, codes, codes_at,
+                x_hat, clipped, measured,
             )  # fmt: skip
         else:
             integers(

@@ -32,16 +32,13 @@ SCALE = np.array([0.03], np.float32)
 NONE = np.empty(0, np.float32)
 
 
-def medians(runs: int, *actions: Callable[[], object]) -> list[float]:
-    """Median seconds of every action, run in turn; the first round is not counted.
-
-    Before each there is a pause, since threads of onnxruntime go on spinning for a while.
-    """
+def medians(runs: int, *actions: Callable[[], object], pause: float = 0.0) -> list[float]:
+    """Median seconds of every action, run in turn after a pause; the first round is not counted."""
     rounds = []
     for _ in range(2 * runs + 1):
         times = []
         for action in actions:
-            time.sleep(0.1)
+            time.sleep(pause)
             started = time.perf_counter()
             action()
             times.append(time.perf_counter() - started)
@@ -150,7 +147,8 @@ def rows(runs: int, scale: float) -> Iterator[tuple[str, str, str]]:
 
     int8 = Work(x, QuantSpec("int8", PerTensor(), nonfinite="allow"), 8)
     reference = onnxruntime_quantize(x, threads)
-    ours, theirs = medians(runs, lambda: int8.over(threads), reference)
+    # onnxruntime's threads go on spinning for a while
+    ours, theirs = medians(runs, lambda: int8.over(threads), reference, pause=0.1)
     assert int8.out.tobytes() == reference().tobytes()
     yield f"{millions} -> int8 / onnxruntime, {threads} threads", _figure(ours, theirs, x), "1.3"
 

@@ -1,0 +1,133 @@
+"""Compiled kernels are kept on disk, and what is kept may be missing, damaged or unwritable."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qtool.kernels import machine
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Two folders, which are not there yet, for the code to be kept in."""
+    paths = [tmp_path / "package" / "__pycache__", tmp_path / "user" / "qtool"]
+    monkeypatch.setattr(machine, "_folders", lambda: iter(paths))
+    return paths
+
+
+@pytest.fixture
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has loaded no kernels yet."""
+    monkeypatch.setattr(machine, "_loaded", {})
+
+
+def test_code_is_kept_in_the_first_folder_and_read_back(folders: list[Path]) -> None:
+    assert machine._stored_code() is None
+    machine._store(b"code")
+    assert machine._stored_code() == b"code"
+    assert [path.name for path in folders[0].iterdir()] == [machine._file_name()]
+    assert not folders[1].exists()
+
+
+def test_a_folder_that_cannot_be_written_gives_way_to_the_users(folders: list[Path]) -> None:
+    folders[0].parent.mkdir()
+    folders[0].write_text("a file where the folder should be")
+    machine._store(b"code")
+    assert machine._stored_code() == b"code"
+    assert (folders[1] / machine._file_name()).is_file()
+
+
+def test_nothing_that_can_be_written_is_no_error(folders: list[Path]) -> None:
+    for folder in folders:
+        folder.parent.mkdir()
+        folder.write_text("")
+    machine._store(b"code")
+    assert machine._stored_code() is None
+
+
+@pytest.mark.parametrize("damage", ["empty", "short", "changed", "another"])
+def test_damaged_code_is_not_taken(folders: list[Path], damage: str) -> None:
+    machine._store(b"the code")
+    path = folders[0] / machine._file_name()
+    content = path.read_bytes()
+    damaged = {
+        "empty": b"",
+        "short": content[:-1],
+        "changed": content[:-1] + b"E",
+        "another": bytes(32) + b"the code",
+    }
+    path.write_bytes(damaged[damage])
+    assert machine._stored_code() is None
+
+
+def test_the_file_is_named_after_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = machine._file_name()
+    monkeypatch.setattr(machine, "_cpu", lambda: ("generic", ""))
+    assert machine._file_name() != here
+
+
+def test_without_a_home_there_is_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home(self: Path) -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    assert [path.name for path in machine._folders()] == ["__pycache__"]
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_kernels_are_compiled_once_and_said_to_be(folders: list[Path]) -> None:
+    notes: list[str] = []
+    assert not machine.is_kept()
+    machine.load(notes.append)
+    assert notes == ["compiling kernels, once for this machine..."]
+    kept = (folders[0] / machine._file_name()).read_bytes()
+    machine._loaded.clear()
+    assert machine.is_kept()
+    machine.load(notes.append)
+    assert len(notes) == 1
+    assert (folders[0] / machine._file_name()).read_bytes() == kept
+
+
+SCRIPT = """
+import hashlib, json, pathlib, sys
+import qtool, qtool.engine
+from qtool.kernels import machine
+
+qtool.engine.kernels_pay = lambda elements: True
+if sys.argv[1:]:
+    machine._folders = lambda: iter([pathlib.Path("/proc/nowhere")])
+for dtype, block in (("int8", None), ("int4", 32), ("float8e4m3fn", 128), ("uint8", 16)):
+    axis = 0 if block is None else None
+    report = qtool.quantize_file(
+        "x.npy", "q.safetensors", dtype=dtype, axis=axis, block_size=block, force=True
+    )
+    qtool.dequantize_file("q.safetensors", "d.safetensors", force=True)
+    for name in ("q.safetensors", "d.safetensors"):
+        print(hashlib.sha256(pathlib.Path(name).read_bytes()).hexdigest())
+    print(json.dumps(report["tensors"]))
+"""
+
+
+def test_kernels_for_any_processor_give_the_same_bytes(tmp_path: Path) -> None:
+    """Without wide vectors and instructions for rounding, and with nowhere to keep the code."""
+    x = np.random.default_rng(0).standard_normal((3000, 1024)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_CPU")}
+    results = [
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT, *arguments], cwd=tmp_path, env=environment,
+            check=True, capture_output=True, text=True,
+        ).stdout
+        for arguments, environment in (
+            ([], plain), (["nowhere"], plain | {"NUMBA_CPU_NAME": "generic"})
+        )
+    ]  # fmt: skip
+    assert results[0].count("\n") == 12
+    assert results[0] == results[1]
