@@ -30,6 +30,9 @@ def _threads(jobs: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(jobs, thread_name_prefix="qtool")
 
 
+os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not live in a fork
+
+
 def in_order(work: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iterator[Result]:
     """work(item) of every item over that many threads, results in the order of the items.
 

@@ -109,10 +109,8 @@ class Stream:
             self._moved(figures.elements * self._source.numpy.itemsize)
             if groups.scale.size:
                 count += groups.scale.size
-                low, high = (
-                    min(low, float(groups.scale.min())),
-                    max(high, float(groups.scale.max())),
-                )
+                low = min(low, float(groups.divisor.min()))
+                high = max(high, float(groups.divisor.max()))
             if groups.zero_point is not None:
                 zero_points.append(groups.zero_point)
         _merge(stats, recent)
@@ -254,4 +252,4 @@ def _merge(stats: Stats, tiles: Sequence[TileFigures]) -> None:
     stats.merge(added)
     with np.errstate(invalid="ignore"):  # Inf - Inf
         sums = np.concatenate([stats.sums[None], *(tile.sums for tile in tiles)])
-        stats.sums = np.add.accumulate(sums)[-1]
+        stats.sums = np.add.accumulate(sums)[-1].copy()  # not all of them

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from qtool.kernels import PART
 from qtool.kernels.compiled import Pointer, inlined
+from qtool.kernels.convert import to_float32
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _LOWEST = np.int32(-0x80000000)
@@ -139,3 +141,54 @@ def _row_minmax(
         smallest, largest = np.int32(low[first + i]), np.int32(high[first + i])
         low[first + i] = v if v < smallest else smallest
         high[first + i] = v if v > largest else largest
+
+
+def find_absmax(
+    x: Pointer,
+    bits: Pointer,
+    form: int,
+    n: int,
+    layout: Pointer,
+    start: int,
+    first: int,
+    masked: int,
+    out: Pointer,
+    values: Pointer,
+) -> None:
+    """groups.absmax() of the elements, without NaN and Inf where masked is set."""
+    if form == 0 and masked:
+        absmax(x, n, layout, start, first, LARGEST_FINITE, out)
+    elif form == 0:
+        absmax(x, n, layout, start, first, UNLIMITED, out)
+    else:
+        limit = LARGEST_FINITE if masked else UNLIMITED
+        for at in range(0, n, PART):
+            count = min(PART, n - at)
+            to_float32(bits, at, count, form == 2, values)
+            absmax(values, count, layout, start + at, first, limit, out)
+
+
+def find_minmax(
+    x: Pointer,
+    bits: Pointer,
+    form: int,
+    n: int,
+    layout: Pointer,
+    start: int,
+    first: int,
+    masked: int,
+    low: Pointer,
+    high: Pointer,
+    values: Pointer,
+) -> None:
+    """groups.minmax() of the elements, without NaN and Inf where masked is set."""
+    if form == 0 and masked:
+        minmax(x, n, layout, start, first, LARGEST_FINITE, low, high)
+    elif form == 0:
+        minmax(x, n, layout, start, first, UNLIMITED, low, high)
+    else:
+        limit = LARGEST_FINITE if masked else UNLIMITED
+        for at in range(0, n, PART):
+            count = min(PART, n - at)
+            to_float32(bits, at, count, form == 2, values)
+            minmax(values, count, layout, start + at, first, limit, low, high)

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,18 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Note = Callable[[str], None]
 
-# Parameters of every kernel: i, an integer, d, a float64, or a pointer to elements of a NumPy type.
+# The module of every kernel and its parameters: i, an integer, d, a float64, or a pointer to
+# elements of a NumPy type.
 _SOURCE = "f4* u2* i i"
 _PLACE = "i8* i i"
 _CODES = f"{_SOURCE} f4* f4* i {_PLACE} i f4* i4* i i u1* u2*"
-SIGNATURES: dict[str, str] = {
-    "find_absmax": f"{_SOURCE} {_PLACE} i i4* f4*",
-    "find_minmax": f"{_SOURCE} {_PLACE} i i4* i4* f4*",
-    "quantize": f"{_CODES} f8* i8* i4* f8* f8* f4* f4* f4* f4* f4* u2* u4* u8* i4*",
-    "divide": "f4* i d f8* i8* f4*",
-    "encode": f"{_CODES} f4* f4* f4* u2* u4* u8* i8*",
-    "dequantize": "u1* u2* i i i i f4* i f4* f4* i i8* i f4* f4* f4* u2*",
+SIGNATURES: dict[str, tuple[str, str]] = {
+    "find_absmax": ("groups", f"{_SOURCE} {_PLACE} i i4* f4*"),
+    "find_minmax": ("groups", f"{_SOURCE} {_PLACE} i i4* i4* f4*"),
+    "divide": ("quotients", "f4* i d f8* i8* f4*"),
+    "quantize": ("tiles", f"{_CODES} f8* i8* i4* f8* f8* f4* f4* f4* f4* f4* u2* u4* u8* i4*"),
+    "encode": ("tiles", f"{_CODES} f4* f4* f4* u2* u4* u8* i8*"),
+    "dequantize": ("decode", "u1* u2* i i i i f4* i f4* f4* i i8* i f4* f4* f4* u2*"),
 }
 
 _FOLDER = Path(__file__).parent
@@ -99,7 +101,7 @@ def _functions(code: bytes) -> dict[str, Any]:
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     functions: dict[str, Any] = {"engine": engine}  # which owns their memory
-    for name, signature in SIGNATURES.items():
+    for name, (_, signature) in SIGNATURES.items():
         words: list[Any] = [_SCALARS.get(word, ctypes.c_void_p) for word in signature.split()]
         address = engine.get_function_address(_symbol(name))
         prototype = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, *words)
@@ -182,16 +184,16 @@ def _compiled_code(note: Note | None) -> bytes:
 
     config: Any = numba.config
     config.CPU_NAME, config.CPU_FEATURES = _cpu()
+    config.DISABLE_JIT = False  # what the environment says of others' functions
 
-    from qtool.kernels import tiles
     from qtool.kernels.compiled import ALONE
 
     _check_arrays_in_loops()
-    types = {word: _numba_type(numba, word) for word in " ".join(SIGNATURES.values()).split()}
     linked = llvm.parse_assembly("")
-    for name, signature in SIGNATURES.items():
-        arguments = [types[word] for word in signature.split()]
-        function = numba.njit(numba.void(*arguments), **ALONE)(getattr(tiles, name))
+    for name, (module_name, signature) in SIGNATURES.items():
+        python = getattr(import_module(f"qtool.kernels.{module_name}"), name)
+        arguments = [_numba_type(numba, word) for word in signature.split()]
+        function = numba.njit(numba.void(*arguments), **ALONE)(python)
         module = llvm.parse_assembly(function.inspect_llvm(tuple(arguments)))
         (body,) = (f for f in module.functions if not f.is_declaration)
         body.name = _symbol(name)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from qtool.kernels.compiled import Pointer, inlined
+from qtool.kernels.compiled import Pointer
 
 
-@inlined
-def quotients(
+def divide(
     bound: Pointer, n: int, levels: float, limits: Pointer, grid: Pointer, out: Pointer
 ) -> None:
     """out = bound / levels, in float64, rounded once to a type's grid; 1 where bound is 0.

@@ -15,73 +15,12 @@ from qtool.kernels import CHUNK, PART
 from qtool.kernels.codes import floats, integers
 from qtool.kernels.compiled import Pointer, inlined, prefetch
 from qtool.kernels.convert import to_float32
-from qtool.kernels.decode import decode
 from qtool.kernels.figures import add_figures, fold
-from qtool.kernels.groups import LARGEST_FINITE, UNLIMITED, absmax, minmax
 from qtool.kernels.layout import expand, group_of, run_length
-from qtool.kernels.pack import pack, unpack
-from qtool.kernels.quotients import quotients
+from qtool.kernels.pack import pack
 
 # Elements that are computed while the next ones are fetched, and float32 of a line of the cache.
 STEP, LINE = 256, 16
-
-
-def find_absmax(
-    x: Pointer,
-    bits: Pointer,
-    form: int,
-    n: int,
-    layout: Pointer,
-    start: int,
-    first: int,
-    masked: int,
-    out: Pointer,
-    values: Pointer,
-) -> None:
-    """groups.absmax() of the elements, without NaN and Inf where masked is set."""
-    if form == 0 and masked:
-        absmax(x, n, layout, start, first, LARGEST_FINITE, out)
-    elif form == 0:
-        absmax(x, n, layout, start, first, UNLIMITED, out)
-    else:
-        limit = LARGEST_FINITE if masked else UNLIMITED
-        for at in range(0, n, PART):
-            count = min(PART, n - at)
-            to_float32(bits, at, count, form == 2, values)
-            absmax(values, count, layout, start + at, first, limit, out)
-
-
-def find_minmax(
-    x: Pointer,
-    bits: Pointer,
-    form: int,
-    n: int,
-    layout: Pointer,
-    start: int,
-    first: int,
-    masked: int,
-    low: Pointer,
-    high: Pointer,
-    values: Pointer,
-) -> None:
-    """groups.minmax() of the elements, without NaN and Inf where masked is set."""
-    if form == 0 and masked:
-        minmax(x, n, layout, start, first, LARGEST_FINITE, low, high)
-    elif form == 0:
-        minmax(x, n, layout, start, first, UNLIMITED, low, high)
-    else:
-        limit = LARGEST_FINITE if masked else UNLIMITED
-        for at in range(0, n, PART):
-            count = min(PART, n - at)
-            to_float32(bits, at, count, form == 2, values)
-            minmax(values, count, layout, start + at, first, limit, low, high)
-
-
-def divide(
-    bound: Pointer, n: int, levels: float, limits: Pointer, grid: Pointer, out: Pointer
-) -> None:
-    """See quotients()."""
-    quotients(bound, n, levels, limits, grid, out)
 
 
 def quantize(
@@ -122,9 +61,8 @@ def quantize(
 
     scales, zeros: float32, of the groups. zero: zeros, where there are none of the groups.
     family, limits, grid: see find_codes().
-    width: bits of a stored code; mask: those that count in a byte; out,
-    out16: where they go, as bytes and as uint16.
-    sums: five per chunk.
+    width: bits of a stored code; mask: those that count in a byte; out, out16: where they go, as
+    bytes and as uint16. sums: five per chunk.
     """
     held = -1  # the group whose scale fills the memory for scales
     for at in range(0, n, PART):
@@ -281,41 +219,3 @@ def find_codes(
                 x, at, begin, end, scale, zero, step, limits, family == 1, codes, codes_at, mask,
                 x_hat, clipped, measured,
             )  # fmt: skip
-
-
-def dequantize(
-    packed: Pointer,
-    codes16: Pointer,
-    width: int,
-    size: int,
-    n: int,
-    signed: int,
-    table: Pointer,
-    has_table: int,
-    scales: Pointer,
-    zeros: Pointer,
-    has_zeros: int,
-    layout: Pointer,
-    start: int,
-    out: Pointer,
-    scale: Pointer,
-    zero: Pointer,
-    codes: Pointer,
-) -> None:
-    """out = (value of code - zero) * scale of the elements.
-
-    packed, codes16: the stored codes, of `width` bits, the lowest `size` of which count, as bytes
-    and as uint16. signed, table,
-    has_table: see decode(). scales, zeros: of all groups. zero: zeros, where there are none.
-    """
-    for at in range(0, n, PART):
-        count = min(PART, n - at)
-        expand(scales, layout, start + at, 0, scale, count)
-        if has_zeros:
-            expand(zeros, layout, start + at, 0, zero, count)
-        if width == 16:
-            for i in range(count):
-                codes[i] = codes16[at + i]
-        else:
-            unpack(packed, at * width // 8, count, width, size, codes)
-        decode(codes, count, size, signed, table, has_table, scale, zero, out, at)
