@@ -122,6 +122,9 @@ STATEMENTS = {
     "python -m qtool --help": "import sys; sys.argv = ['qtool', '--help']\n"
     "from qtool.cli import main\ntry: main()\nexcept SystemExit: pass",
     "qtool.QuantSpec": "import qtool; qtool.QuantSpec('int8', qtool.PerTensor())",
+    "a small array": "import numpy, qtool; x = numpy.ones((64, 64), 'f4')\n"
+    "qtool.quantize(x, qtool.QuantSpec('int8', qtool.PerTensor()))\n"
+    "qtool.quantize_linear(x, numpy.float32(0.1))",
 }
 
 
@@ -146,7 +149,11 @@ def loaded() -> dict[str, set[str]]:
     ("statement", "library"),
     [
         *[(s, n) for s in list(STATEMENTS)[:2] for n in ("numpy", "ml_dtypes", "onnx", "numba")],
-        *[(s, n) for s in STATEMENTS for n in ("onnx", "numba", "onnxruntime", "google.protobuf")],
+        *[
+            (s, n)
+            for s in STATEMENTS
+            for n in ("onnx", "numba", "llvmlite", "onnxruntime", "google.protobuf")
+        ],
         ("import qtool", "typer"),
         ("import qtool", "rich"),
         ("import qtool", "json"),
