@@ -128,6 +128,9 @@ STATEMENTS = {
 }
 
 
+HEAVY = ("onnx", "numba", "llvmlite", "onnxruntime", "google.protobuf")
+
+
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, set[str]]:
     """The modules that are loaded after a statement."""
