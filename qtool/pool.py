@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from itertools import islice
@@ -33,14 +33,21 @@ def _threads(jobs: int) -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not live in a fork
 
 
-def in_order(work: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iterator[Result]:
-    """work(item) of every item over that many threads, results in the order of the items.
+def in_order(
+    work: Callable[[Item], Result],
+    items: Iterable[Item],
+    jobs: int,
+    take: Callable[[Result], object],
+) -> None:
+    """take(work(item)) of every item: work over that many threads, take in the order of the items
+    and in the calling thread.
 
     Twice as many items as threads are under way, so that memory is bounded and no thread waits.
-    Work must not call for the same threads again.
+    However it ends, no thread is at work any more. Work must not call for the same threads again.
     """
     if jobs == 1:
-        yield from map(work, items)
+        for item in items:
+            take(work(item))
         return
     pending: deque[Future[Result]] = deque()
     remaining = iter(items)
@@ -48,12 +55,25 @@ def in_order(work: Callable[[Item], Result], items: Iterable[Item], jobs: int) -
     try:
         pending.extend(pool.submit(work, item) for item in islice(remaining, 2 * jobs))
         while pending:
-            yield pending.popleft().result()
+            take(pending[0].result())
+            pending.popleft()
             pending.extend(pool.submit(work, item) for item in islice(remaining, 1))
     finally:
-        for future in pending:
-            future.cancel()
-        wait(pending)
+        _finish(pending)
+
+
+def _finish(futures: Collection[Future[Any]]) -> None:
+    """Cancel what has not begun and wait for the rest, whatever signals arrive meanwhile."""
+    signal: BaseException | None = None
+    for future in futures:
+        future.cancel()
+    while not all(future.done() for future in futures):
+        try:
+            wait(futures)
+        except BaseException as error:  # Ctrl-C again, or SIGTERM
+            signal = error
+    if signal is not None:
+        raise signal
 
 
 _memory = threading.local()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from onnx import helper
 from safetensors.numpy import save_file
 
 from qtool import engine
+from qtool.jobs.quantize import quantize_file
 
 # Rows and columns have largest magnitudes of 127 and 254: scales of 1 and 2.
 WEIGHT = np.array([[127, -1.5, 2.5], [254, 127, -254]], np.float32)
@@ -842,3 +844,19 @@ def test_jobs_are_counted_from_one(tmp_path: Path) -> None:
     source = save_npy(tmp_path / "x.npy", WEIGHT)
     assert qtool("quantize", source, "--dtype", "int8", "--jobs", "0").code == 2
     assert not (tmp_path / "x.int8.safetensors").exists()
+
+
+def test_an_npz_is_the_same_with_and_without_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "x.npy", np.arange(300 * 400, dtype=np.float32).reshape(300, 400))
+    written = []
+    for kernels in (False, True):
+        monkeypatch.setattr(engine, "kernels_pay", lambda elements, pays=kernels: pays)
+        target = tmp_path / f"{kernels}.npz"
+        quantize_file(tmp_path / "x.npy", target, dtype="uint8", axis=0)
+        written.append(target.read_bytes())
+        with zipfile.ZipFile(target) as archive:
+            names = [name for name in archive.namelist() if name.startswith("x")]
+        assert names == ["x.npy", "x.scale.npy", "x.zero_point.npy"]
+    assert written[0] == written[1]

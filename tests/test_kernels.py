@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -238,17 +242,80 @@ def test_a_value_that_is_not_finite_is_named_as_in_the_plain_path(
         assert str(caught.value).startswith(text)
 
 
-def test_work_is_done_in_order_and_its_failure_is_the_first_one() -> None:
-    assert list(in_order(lambda n: n * n, range(100), 3)) == [n * n for n in range(100)]
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_work_is_done_in_order_and_its_failure_is_the_first_one(jobs: int) -> None:
+    done: list[int] = []
+    in_order(lambda n: n * n, range(100), jobs, done.append)
+    assert done == [n * n for n in range(100)]
 
     def fail(number: int) -> int:
         if number % 10 == 7:
             raise ValueError(number)
         return number
 
-    done = []
+    done.clear()
     with pytest.raises(ValueError, match=r"^7$"):
-        done.extend(in_order(fail, range(100), 4))
+        in_order(fail, range(100), jobs, done.append)
+    assert done == list(range(7))
+
+
+def test_no_thread_is_at_work_after_an_error_of_who_takes_the_results() -> None:
+    ended: list[int] = []
+
+    def work(number: int) -> int:
+        time.sleep(0.02)
+        ended.append(number)
+        return number
+
+    def take(number: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        in_order(work, range(100), 3, take)
+    count = len(ended)
+    time.sleep(0.1)
+    assert len(ended) == count < 10
+
+
+def test_no_thread_is_at_work_after_signals_while_waiting() -> None:
+    ended: list[int] = []
+
+    def work(number: int) -> None:
+        time.sleep(0.3)
+        ended.append(number)
+
+    def interrupt() -> None:
+        for _ in range(3):
+            time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            in_order(work, range(100), 2, lambda _: None)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert sorted(ended) == [0, 1]
+    time.sleep(0.4)
+    assert sorted(ended) == [0, 1]
+
+
+def test_nan_without_a_zero_point_stays_within_a_narrow_range() -> None:
+    x = np.ones(5000, np.float32)
+    x[5] = np.nan
+    spec = QuantSpec("uint8", PerTensor(), narrow_range=True, nonfinite="allow")
+    check_same(x, spec, 2, scale=np.float32(1))
+
+
+def test_dynamic_refuses_nan_before_a_range_that_overflows() -> None:
+    x = np.zeros(5000, np.float32)
+    x[:3] = np.nan, 3e38, -3e38
+    spec = QuantSpec("uint8", PerTensor(), semantics="dynamic", nonfinite="allow")
+    asked = request("x", x.shape, DTYPES["float32"], spec, None, None)
+    for quantize in (plain.quantize, lambda x, asked: stream.quantize_array(x, asked, jobs=2)):
+        with pytest.raises(TensorError, match=r"nan at \[0\], 1 of 5000 values"):
+            quantize(x, asked)
 
 
 RESTORED = [

@@ -47,7 +47,7 @@ def test_nothing_that_can_be_written_is_no_error(folders: list[Path]) -> None:
     for folder in folders:
         folder.parent.mkdir()
         folder.write_text("")
-    machine._store(b"code")
+    assert not machine._store(b"code")
     assert machine._stored_code() is None
 
 

@@ -81,6 +81,5 @@ def _with_kernels(
         out = stored[start * width // 8 : (start + part.size) * width // 8]
         quantizer.encode(part, divisor, offset, start, 0, width, out)
 
-    for _ in in_order(tile, range(0, flat.size, step), jobs):
-        pass
+    in_order(tile, range(0, flat.size, step), jobs, lambda _: None)
     return y

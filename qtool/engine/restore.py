@@ -45,5 +45,4 @@ def restore(
         write(start * output.numpy.itemsize, result)
         return result.nbytes
 
-    for nbytes in in_order(tile, range(0, size, step), jobs):
-        moved(nbytes)
+    in_order(tile, range(0, size, step), jobs, moved)

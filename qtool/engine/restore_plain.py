@@ -34,8 +34,7 @@ def restore(codes: Codes, write: Writer, output: DType, jobs: int) -> None:
 
     granularity = codes.granularity
     block = granularity.block_size if isinstance(granularity, Blocked) else 1
-    for _ in in_order(work, _boxes(shape, block), jobs):
-        pass
+    in_order(work, _boxes(shape, block), jobs, lambda _: None)
 
 
 def _tile(codes: Codes, shape: Shape, box: _Box, start: int, output: DType) -> Array:

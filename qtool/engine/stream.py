@@ -6,7 +6,7 @@ The same bytes and figures as plain.py, for any number of threads and any size o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,30 +97,26 @@ class Stream:
             known = _Groups.of(*self._asked.given)
         elif self._span is None or self._span[0] > _LONGEST_SPAN:
             known = _Groups.of(*self._choose())
-        stats, count, low, high = Stats(), 0, math.inf, -math.inf
-        zero_points: list[Array] = []
-        recent: list[TileFigures] = []
-        tiles = in_order(lambda start: self._tile(start, known, target), self._starts(), self._jobs)
-        for figures, groups in tiles:
-            recent.append(figures)
-            if len(recent) == _TOGETHER:
-                _merge(stats, recent)
-                recent.clear()
+        tally = _Tally()
+
+        def take(tile: tuple[TileFigures, _Groups]) -> None:
+            figures, groups = tile
+            tally.add(figures, groups)
             self._moved(figures.elements * self._source.numpy.itemsize)
-            if groups.scale.size:
-                count += groups.scale.size
-                low = min(low, float(groups.divisor.min()))
-                high = max(high, float(groups.divisor.max()))
-            if groups.zero_point is not None:
-                zero_points.append(groups.zero_point)
-        _merge(stats, recent)
+
+        in_order(lambda start: self._tile(start, known, target), self._starts(), self._jobs, take)
+        tally.merge()
+        zero_points = tally.zero_points
         if target.zero_point is not None and zero_points:
             codes = np.concatenate(zero_points)
             if target.is_packed:
                 codes = packing.pack(codes, self._spec.dtype)
             target.zero_point(0, codes.view(np.uint8))
         storage = self._asked.storage if known is None else resolve(known.scale.dtype)
-        return Outcome(self._spec, ops.FLOAT32, storage, count, low, high, bool(zero_points), stats)
+        return Outcome(
+            self._spec, ops.FLOAT32, storage, tally.scales, tally.low, tally.high,
+            bool(zero_points), tally.stats,
+        )  # fmt: skip
 
     def _starts(self) -> range:
         return range(0, self._size, self._tile_size)
@@ -168,9 +164,12 @@ class Stream:
             return self._ranges(values, start, 0, math.prod(shape))
 
         low, high = np.full((2, math.prod(shape)), np.nan, np.float32)
-        for tile_low, tile_high in in_order(ranges, self._starts(), self._jobs):
-            np.fmin(low, tile_low, out=low)  # NaN: no element of the group in the tile
-            np.fmax(high, tile_high, out=high)
+
+        def widen(tile: tuple[Array, Array]) -> None:
+            np.fmin(low, tile[0], out=low)  # NaN: no element of the group in the tile
+            np.fmax(high, tile[1], out=high)
+
+        in_order(ranges, self._starts(), self._jobs, widen)
         with naming(self._asked.name):
             scale, zero_point = scales.from_ranges(
                 low.reshape(shape), high.reshape(shape), self._spec, self._asked.storage
@@ -237,19 +236,43 @@ def _writer_of(array: Array) -> Writer:
     return write
 
 
-def _merge(stats: Stats, tiles: Sequence[TileFigures]) -> None:
-    """Add the figures of tiles that follow on what stats has."""
-    if not tiles:
-        return
-    counts = np.sum([tile.counts[:6] for tile in tiles], axis=0).tolist()
-    low, high, zeros, flushed, nan, inf = counts
-    added = Stats(sum(t.elements for t in tiles), nan, inf, zeros, low, high, flushed)
-    if added.elements > nan + inf:
-        added.min, added.max = TileFigures.extremes(tiles)
-        worst = max(tiles, key=lambda tile: float(tile.worst[0]))
-        added.max_abs_error = float(worst.worst[0])
-        added.max_abs_error_at = int(worst.counts[6]) - stats.elements
-    stats.merge(added)
-    with np.errstate(invalid="ignore"):  # Inf - Inf
-        sums = np.concatenate([stats.sums[None], *(tile.sums for tile in tiles)])
-        stats.sums = np.add.accumulate(sums)[-1].copy()  # not all of them
+class _Tally:
+    """Adds up the tiles of a tensor, in their order."""
+
+    def __init__(self) -> None:
+        self.stats = Stats()
+        self.scales = 0
+        self.low, self.high = math.inf, -math.inf
+        self.zero_points: list[Array] = []
+        self._recent: list[TileFigures] = []
+
+    def add(self, figures: TileFigures, groups: _Groups) -> None:
+        """One more tile, and the groups that begin in it."""
+        self._recent.append(figures)
+        if len(self._recent) == _TOGETHER:
+            self.merge()
+        if groups.scale.size:
+            self.scales += groups.scale.size
+            self.low = min(self.low, float(groups.divisor.min()))
+            self.high = max(self.high, float(groups.divisor.max()))
+        if groups.zero_point is not None:
+            self.zero_points.append(groups.zero_point)
+
+    def merge(self) -> None:
+        """Bring stats up to date."""
+        tiles, self._recent = self._recent, []
+        if not tiles:
+            return
+        stats = self.stats
+        counts = np.sum([tile.counts[:6] for tile in tiles], axis=0).tolist()
+        low, high, zeros, flushed, nan, inf = counts
+        added = Stats(sum(t.elements for t in tiles), nan, inf, zeros, low, high, flushed)
+        if added.elements > nan + inf:
+            added.min, added.max = TileFigures.extremes(tiles)
+            worst = max(tiles, key=lambda tile: float(tile.worst[0]))
+            added.max_abs_error = float(worst.worst[0])
+            added.max_abs_error_at = int(worst.counts[6]) - stats.elements
+        stats.merge(added)
+        with np.errstate(invalid="ignore"):  # Inf - Inf
+            sums = np.concatenate([stats.sums[None], *(tile.sums for tile in tiles)])
+            stats.sums = np.add.accumulate(sums)[-1].copy()  # not all of them

@@ -88,7 +88,7 @@ def warnings(recipe: Recipe, plan: Sequence[Planned], container: str, source: So
     found = _idle([*recipe.include, *recipe.exclude], plan)
     if container == "npy":
         others = f" and the {_tensors(len(plan) - 1)} left alone" if len(plan) > 1 else ""
-        found.append(f"a .npy file holds the codes alone, without scale, zero point{others}")
+        found.append(f"a .npy file holds the codes alone, without scale and zero point{others}")
     lost = sorted(set(source.metadata) - {native.KEY}) if container in ("npy", "npz") else []
     if lost:
         found.append(f".{container} has no place for the metadata {', '.join(lost)}")

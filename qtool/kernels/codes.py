@@ -49,7 +49,7 @@ def integers(
         v = np.rint(np.float32(q + z)) if zero_first else np.float32(np.rint(q) + z)
         code = v if v >= qmin else qmin
         code = code if code <= qmax else qmax
-        code = code if v == v else z
+        code = code if v == v else (z if z >= qmin else qmin)
         codes[codes_at + i] = np.int32(np.int32(code) & np.int32(mask))
         if measured:
             low = np.int32(low + np.int32(v < qmin))

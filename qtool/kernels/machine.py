@@ -13,7 +13,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -57,13 +57,10 @@ class Kernel:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    @cached_property
-    def _function(self) -> Any:
-        return load()[self._name]
-
     def __call__(self, *words: float) -> None:
         """Run it without Python's global lock."""
-        self._function(_unused, _unused, *words)
+        functions = _loaded or load()
+        functions[self._name](_unused, _unused, *words)
 
 
 def address(array: Array, dtype: str) -> int:
@@ -76,7 +73,10 @@ def address(array: Array, dtype: str) -> int:
     return int(array.ctypes.data)
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+)
 _loaded: dict[str, Any] = {}
 
 
@@ -162,7 +162,8 @@ def _stored_code() -> bytes | None:
     return None
 
 
-def _store(code: bytes) -> None:
+def _store(code: bytes) -> bool:
+    """Keep the code in the first folder that can be written; False where there is none."""
     for folder in _folders():
         temporary = folder / f"kernels-{secrets.token_hex(8)}"
         try:
@@ -173,7 +174,8 @@ def _store(code: bytes) -> None:
             with suppress(OSError):
                 temporary.unlink()
         else:
-            return
+            return True
+    return False
 
 
 def _compiled_code(note: Note | None) -> bytes:
@@ -201,7 +203,9 @@ def _compiled_code(note: Note | None) -> bytes:
     missing = {f.name for f in linked.functions if f.is_declaration and "llvm." not in f.name}
     assert missing <= _PLAIN, missing
     code = bytes(_target().emit_object(linked))
-    _store(code)
+    if not _store(code) and note is not None:
+        places = " or ".join(str(folder) for folder in _folders())
+        note(f"the kernels cannot be kept in {places}: every large run compiles them again")
     return code
 
 

@@ -51,7 +51,7 @@ class TileQuantizer:
         self._form = _FORMS[source.name]
         self._layout = layout(shape, spec.granularity)
         self._symmetric = spec.symmetric
-        self._masks = spec.nonfinite == "allow"
+        self._masks = spec.nonfinite == "allow" and spec.semantics != "dynamic"
         dtype = spec.dtype
         self._mask = (1 << min(dtype.bits, 8)) - 1
         if dtype.is_integer:

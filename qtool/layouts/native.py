@@ -210,9 +210,10 @@ class Writer:
             return
         written = [part for part in part_names(name) if part in self._parts]
         with ExitStack() as stack:
-            parts = [stack.enter_context(self._sink.writing(part)) for part in written]
-            codes, scale = parts[:2]
-            zero_point = parts[2] if len(parts) > 2 else None
+            # the last one entered is left first: parts end up in the order of their names
+            writers = [stack.enter_context(self._sink.writing(part)) for part in reversed(written)]
+            codes, scale, *rest = reversed(writers)
+            zero_point = rest[0] if rest else None
             yield Target(codes, scale, zero_point, is_packed=True)
 
     def copy_rest(self) -> None:

@@ -90,6 +90,7 @@ def growing(folder: Path, container: str, gigabytes: float) -> Path:
 class Work:
     """One line of the table: what to do with which file.
 
+    name: with the file's size in the place of {}.
     make: puts the source into a folder; returns it and the file that holds its bulk.
     """
 
@@ -120,14 +121,14 @@ def _model(folder: Path, gigabytes: float) -> tuple[Path, Path]:
 
 
 WORK = (
-    Work("2 GB float32 -> int8 per axis", "--dtype int8", 1.3, _weights("F32")),
+    Work("{} GB float32 -> int8 per axis", "--dtype int8", 1.3, _weights("F32")),
     Work("-> int4 block 32", "--dtype int4 --block-size 32", 1.5, _weights("F32")),
     Work("-> float8e4m3fn block 128", "--dtype float8e4m3fn --block-size 128", 1.5,
          _weights("F32")),
     Work("-> float4e2m1 block 16, float8e4m3fn scales",
          "--dtype float4e2m1 --block-size 16 --scale-dtype float8e4m3fn", 1.5, _weights("F32")),
-    Work("2 GB bfloat16 -> int4 block 32", "--dtype int4 --block-size 32", 2.0, _weights("BF16")),
-    Work("1 GB float32 .npy, `dynamic`", "", 1.5, _array, 1.0, command="dynamic"),
-    Work("2.5 GB ONNX with external data -> int4 block 32",
+    Work("{} GB bfloat16 -> int4 block 32", "--dtype int4 --block-size 32", 2.0, _weights("BF16")),
+    Work("{} GB float32 .npy, `dynamic`", "", 1.5, _array, 1.0, command="dynamic"),
+    Work("{} GB ONNX with external data -> int4 block 32",
          "--dtype int4 --block-size 32 --external-data", 2.0, _model, 2.5, ".onnx"),
 )  # fmt: skip

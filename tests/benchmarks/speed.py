@@ -88,7 +88,8 @@ def files(runs: int, scale: float) -> None:
             quantize = [*QTOOL, work.command, source, "-o", target, *work.options.split(), "-q"]
             actions = call(quantize, folder, "q.*"), copying(bulk, folder)
             took, copied = medians(runs, *actions)
-            row(f"{work.name} / `cp`", f"{took / copied:.2f} ({took:.2f} s)", f"{work.bar}")
+            name = work.name.format(f"{work.gigabytes * scale:.3g}")
+            row(f"{name} / `cp`", f"{took / copied:.2f} ({took:.2f} s)", f"{work.bar}")
             bulk.unlink()
             dequantize = [*QTOOL, "dequantize", target, "-o", back, "-q"]
             dequantize += ["--external-data"] if work.suffix == ".onnx" else []
@@ -172,6 +173,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS])
     chosen = parser.parse_args()
     print(f"{machine()}; Python {platform.python_version()}; median of {chosen.runs}")
+    print("bar: what is aimed at for files of full size; ratios are to be at most that, but for >=")
     print("\n| work | measured | bar |\n|---|---|---|")
     for part in chosen.parts or PARTS:
         PARTS[part](chosen.runs, chosen.scale)
