@@ -406,3 +406,13 @@ def test_the_operator_refuses_shapes_of_large_arrays_as_of_small_ones(
     with pytest.raises(SpecError, match="cannot divide"):
         qtool.quantize_linear(x, np.zeros(6, np.float32))
     assert qtool.quantize_linear(x[:, ::2], np.float32([0.5])).tolist() == [[2, 2, 2]] * 4
+
+
+def test_signalling_nan_gives_no_warning_and_empty_tensors_take_the_plain_path() -> None:
+    x = np.full(5000, 0x7F81, np.uint16).view(ml_dtypes.bfloat16)
+    spec = QuantSpec("int8", PerTensor())
+    asked = request("x", x.shape, DTYPES["bfloat16"], spec, None, None)
+    for quantize in (plain.quantize, lambda x, asked: stream.quantize_array(x, asked, jobs=1)):
+        with pytest.raises(TensorError, match=r"nan at \[0\], 5000 of 5000 values: is not finite"):
+            quantize(x, asked)
+    assert not can_stream(request("x", (3, 0), DTYPES["bfloat16"], spec, None, None))

@@ -75,11 +75,13 @@ def kernels_pay(elements: int) -> bool:
 
 
 def can_stream(asked: Request) -> bool:
-    """Whether the kernels know the case, and no percentile needs all values at once."""
+    """Whether there is something for the kernels to do, they know the case, and no percentile
+    needs all values at once."""
     spec = asked.spec
     shifts_grid = asked.given is not None and asked.given[1] is not None
     return (
-        asked.source.name in SOURCES
+        0 not in asked.shape
+        and asked.source.name in SOURCES
         and asked.precision.name == "float32"
         and spec.saturate
         and (spec.percentile is None or asked.given is not None)

@@ -130,7 +130,7 @@ def nonfinite_error(name: str, shape: Shape, first: int, value: Any, bad: int) -
     first, value: the number of the first of them, in C order, and itself.
     """
     index = [int(i) for i in np.unravel_index(first, shape)]
-    rule = "is not finite" if not np.isfinite(value) else "overflows float32"
+    rule = "overflows float32" if math.isfinite(value) else "is not finite"
     return TensorError(
         f"tensor {name}",
         f"{value} at {index}, {bad} of {math.prod(shape)} values: {rule}",
