@@ -28,7 +28,7 @@ def quantize(x: Array, asked: Request) -> QuantizedTensor:
     spec = asked.spec
     single = x if asked.source.is_integer else ops.cast(x, ops.FLOAT32)
     if spec.nonfinite == "error" or spec.semantics == "dynamic":
-        _check_finite(x, single, asked.name)
+        _check_finite(x, single, asked)
     if asked.given is not None:
         scale, zero = asked.given
     else:
@@ -116,25 +116,26 @@ def _runs(size: int, step: int) -> Iterator[slice]:
     return (slice(start, min(start + step, size)) for start in range(0, size, step))
 
 
-def _check_finite(x: Array, single: Array, name: str) -> None:
+def _check_finite(x: Array, single: Array, asked: Request) -> None:
     if single.dtype.kind == "i" or np.isfinite(single).all():
         return
     bad = ~np.isfinite(single)
     first = int(np.argmax(bad))
-    raise nonfinite_error(name, x.shape, first, x.reshape(-1)[first], int(bad.sum()))
+    raise nonfinite_error(asked, first, x.reshape(-1)[first], int(bad.sum()))
 
 
-def nonfinite_error(name: str, shape: Shape, first: int, value: Any, bad: int) -> TensorError:
+def nonfinite_error(asked: Request, first: int, value: Any, bad: int) -> TensorError:
     """What is wrong with a tensor of which `bad` values are not finite in float32.
 
     first, value: the number of the first of them, in C order, and itself.
     """
-    index = [int(i) for i in np.unravel_index(first, shape)]
+    index = [int(i) for i in np.unravel_index(first, asked.shape)]
     rule = "overflows float32" if math.isfinite(value) else "is not finite"
     return TensorError(
-        f"tensor {name}",
-        f"{value} at {index}, {bad} of {math.prod(shape)} values: {rule}",
-        "mend the weights, or use --nonfinite allow to saturate",
+        f"tensor {asked.name}",
+        f"{value} at {index}, {bad} of {math.prod(asked.shape)} values: {rule}",
+        "mend the weights"
+        + ("" if asked.spec.semantics == "dynamic" else ", or use --nonfinite allow to saturate"),
     )
 
 

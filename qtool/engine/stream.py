@@ -78,7 +78,6 @@ class Stream:
     ) -> None:
         self._read = read
         self._asked = asked
-        self._shape = asked.shape
         self._size = math.prod(asked.shape)
         self._source = asked.source
         self._spec = asked.spec
@@ -157,7 +156,7 @@ class Stream:
 
     def _choose(self) -> tuple[Array, Array | None]:
         """The scale and zero point of all groups, from a pass over the tensor of its own."""
-        shape = self._spec.granularity.scale_shape(self._shape)
+        shape = self._spec.granularity.scale_shape(self._asked.shape)
 
         def ranges(start: int) -> tuple[Array, Array]:
             values = self._values(start, min(start + self._tile_size, self._size))
@@ -208,7 +207,7 @@ class Stream:
             if found.size and not bad:
                 first, value = start + int(found[0]), raw[found[0]]
             bad += found.size
-        return nonfinite_error(self._asked.name, self._shape, first, value, bad)
+        return nonfinite_error(self._asked, first, value, bad)
 
 
 def quantize_array(x: Array, asked: Request, *, jobs: int) -> QuantizedTensor:

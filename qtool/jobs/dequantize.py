@@ -199,7 +199,7 @@ class _Job:
             sink(self._source.container, temporary, entries, readable.metadata) as writer,
         ):
             for info in infos:
-                if info.name not in tensors or self._source.container == "npz":
+                if info.name not in tensors:
                     writer.write(info.name, readable.chunks(info.name))
                     continue
                 with readable.codes(info.name) as codes, writer.writing(info.name) as write:
