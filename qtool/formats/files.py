@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import secrets
 import shutil
 import stat
 import tempfile
@@ -61,7 +60,7 @@ def replacing(dst: Path, named: Callable[[], Path] | None = None) -> Iterator[Pa
         old = None if named else _existing(dst)
         target = Path(os.path.realpath(dst))
         _remove_leftovers(target)
-    temporary = target.with_name(_prefix(target) + secrets.token_hex(8))
+    temporary = target.with_name(_prefix(target) + os.urandom(8).hex())
     descriptor = None
     try:
         with _explained(dst):

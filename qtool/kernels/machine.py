@@ -7,9 +7,7 @@ So the code of all kernels is kept as one object file, which LLVM's own loader t
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
-import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,6 +19,7 @@ from typing import Any
 import llvmlite  # type: ignore[import-untyped]
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -41,7 +40,7 @@ SIGNATURES: dict[str, tuple[str, str]] = {
 }
 
 _FOLDER = Path(__file__).parent
-_DIGEST = hashlib.sha256().digest_size
+_DIGEST = xxhash.xxh3_128().digest_size
 # Before its own parameters a function takes where to put a result and an exception; it has neither.
 _unused = ctypes.create_string_buffer(8)
 
@@ -138,7 +137,7 @@ def _symbol(name: str) -> str:
 
 def _file_name() -> str:
     """Names the code by all that it depends on."""
-    digest = hashlib.sha256("\n".join((llvmlite.__version__, *_cpu())).encode())
+    digest = xxhash.xxh3_128("\n".join((llvmlite.__version__, *_cpu())).encode())
     for path in sorted(_FOLDER.glob("*.py")):
         digest.update(path.read_bytes())
     return f"kernels-{digest.hexdigest()[:16]}.o"
@@ -157,7 +156,7 @@ def _stored_code() -> bytes | None:
         with suppress(OSError):
             content = (folder / _file_name()).read_bytes()
             digest, code = content[:_DIGEST], content[_DIGEST:]
-            if hashlib.sha256(code).digest() == digest:
+            if xxhash.xxh3_128(code).digest() == digest:
                 return code
     return None
 
@@ -165,10 +164,10 @@ def _stored_code() -> bytes | None:
 def _store(code: bytes) -> bool:
     """Keep the code in the first folder that can be written; False where there is none."""
     for folder in _folders():
-        temporary = folder / f"kernels-{secrets.token_hex(8)}"
+        temporary = folder / f"kernels-{os.urandom(8).hex()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(hashlib.sha256(code).digest() + code)
+            temporary.write_bytes(xxhash.xxh3_128(code).digest() + code)
             temporary.replace(folder / _file_name())
         except OSError:
             with suppress(OSError):

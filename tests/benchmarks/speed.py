@@ -25,6 +25,8 @@ import in_memory
 import sources
 
 QTOOL = (sys.executable, "-m", "qtool")
+# Bytecode is kept, as it is where pip installs: the first round makes it, and is not counted.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 Command = Sequence[str | Path]
 
 

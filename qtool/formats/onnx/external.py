@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from qtool.errors import FormatError
 from qtool.spec import Reader
 
 # The location that stands for the model's own file; no model can name it.
-OWN = f"\0{secrets.token_hex(16)}"
+OWN = f"\0{os.urandom(16).hex()}"
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
