@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from qtool.spec import PerAxis as PerAxis
     from qtool.spec import PerTensor as PerTensor
     from qtool.spec import QuantSpec as QuantSpec
+    from qtool.spec import Tiled as Tiled
     from qtool.tensor import QuantizedTensor as QuantizedTensor
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ _HOMES = {
     "PerTensor": "qtool.spec",
     "QtoolError": "qtool.errors",
     "QuantSpec": "qtool.spec",
+    "Tiled": "qtool.spec",
     "QuantizedTensor": "qtool.tensor",
     "dequantize_file": "qtool.jobs.dequantize",
     "dequantize_linear": "qtool.ops",

@@ -7,23 +7,31 @@ from dataclasses import dataclass
 
 from qtool.dtypes import DType
 from qtool.formats import Entry
-from qtool.layouts import native
+from qtool.layouts import Layout, native
+from qtool.layouts.stored import Part, Stored
 from qtool.recipe import Recipe
 from qtool.spec import QuantSpec, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One tensor: how it is quantized (spec, scale_dtype), or the reason why it is not.
+    """One tensor: how it is quantized and stored, or the reason why it is not.
 
-    entries: what it is stored as.
+    parts: what a quantized one is made of in the file.
     """
 
     info: TensorInfo
-    entries: Sequence[Entry]
     spec: QuantSpec | None = None
-    scale_dtype: DType | None = None
+    stored: Stored | None = None
+    parts: Sequence[Part] = ()
     reason: str | None = None
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What it is stored as."""
+        if self.spec is None:
+            return [Entry(self.info.name, self.info.dtype, self.info.shape)]
+        return [part.entry for part in self.parts]
 
     @property
     def bytes_after(self) -> int:
@@ -37,30 +45,38 @@ Given = Callable[[str], tuple[DType | None, bool] | None]
 
 
 def make_plan(
-    infos: Iterable[TensorInfo], recipe: Recipe, given: Given | None = None
+    infos: Iterable[TensorInfo],
+    recipe: Recipe,
+    given: Given | None = None,
+    layout: Layout = native,
 ) -> list[Planned]:
     """One Planned per tensor, in the order of the source.
 
     given: says which scales are given; None: qtool chooses them.
     Raises SpecError where recipe does not fit a tensor.
     """
-    return [_planned(info, recipe, given) for info in infos]
+    return [_planned(info, recipe, given, layout) for info in infos]
 
 
-def _planned(info: TensorInfo, recipe: Recipe, given: Given | None) -> Planned:
-    copied = [Entry(info.name, info.dtype, info.shape)]
+def _planned(info: TensorInfo, recipe: Recipe, given: Given | None, layout: Layout) -> Planned:
     reason = recipe.reason_against(info)
     parameters: tuple[DType | None, bool] | None = None
     if reason is None and given is not None:
         parameters = given(info.name)
         reason = "no scale is given for it" if parameters is None else None
     if reason is not None:
-        return Planned(info, copied, reason=reason)
-    spec = recipe.spec_for(info)
+        return Planned(info, reason=reason)
+    spec = layout.adapted(recipe.spec_for(info))
     scale_given, has_zero_point = parameters or (None, spec.has_zero_point)
     scale_dtype = spec.storage_dtype(info.dtype, scale_given)
-    entries = native.entries(info.name, info.shape, spec, scale_dtype, zero_point=has_zero_point)
-    planned = Planned(info, entries, spec, scale_dtype)
+    stored = Stored.of(
+        spec, info.shape, scale_dtype, info.dtype,
+        zero_point=has_zero_point, activations=recipe.activations,
+    )  # fmt: skip
+    reason = layout.obstacle(info, stored)
+    if reason is not None:
+        return Planned(info, reason=reason)
+    planned = Planned(info, spec, stored, layout.parts(info.name, stored))
     if not recipe.bare and not recipe.all_ranks and planned.bytes_after >= info.nbytes:
-        return Planned(info, copied, reason=f"would not get smaller as {spec.dtype}")
+        return Planned(info, reason=f"would not get smaller as {spec.dtype}")
     return planned

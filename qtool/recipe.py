@@ -10,7 +10,7 @@ from functools import cache
 
 from qtool.dtypes import DTYPES
 from qtool.errors import SpecError, UsageError
-from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec, TensorInfo
+from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec, TensorInfo, Tiled
 
 SOURCE_FLOATS = tuple(DTYPES[n] for n in ("float16", "bfloat16", "float32", "float64"))
 
@@ -20,7 +20,11 @@ class Recipe:
     """One choice for every tensor that include and exclude let through.
 
     spec: the target type and all other choices; its granularity is replaced by granularity().
-    axis, block_size: as given, None where not.
+    axis, block_size, tile: as given, None where not.
+    left_alone: patterns of tensors that the layout's readers want unquantized; include overrides
+        them.
+    activations: readers are to quantize activations while running.
+    preset: the name of the options that the rest came from.
     include, exclude: patterns of tensor names: globs, or regular expressions after "re:".
     bare: the source is a single array, quantized whatever its rank, type and size.
     all_ranks: scalars and vectors too (DynamicQuantizeLinear).
@@ -29,10 +33,14 @@ class Recipe:
     spec: QuantSpec
     axis: int | None = None
     block_size: int | None = None
+    tile: tuple[int, int] | None = None
     include: Sequence[str] = field(default=())
     exclude: Sequence[str] = field(default=())
     bare: bool = False
     all_ranks: bool = False
+    left_alone: Sequence[str] = ()
+    activations: bool = False
+    preset: str | None = None
 
     def reason_against(self, info: TensorInfo) -> str | None:
         """Why a tensor is left alone, from its header; None if it is to be quantized."""
@@ -40,6 +48,8 @@ class Recipe:
             return "not included"
         if _matches(self.exclude, info.name):
             return "excluded"
+        if not self.include and _matches(self.left_alone, info.name):
+            return "left alone by custom; --include it"
         if info.obstacle is not None:
             return info.obstacle
         if self.bare:
@@ -62,6 +72,8 @@ class Recipe:
         array."""
         if self.spec.semantics == "dynamic":
             return PerTensor()
+        if self.tile is not None:
+            return Tiled(self.tile)
         rank = len(info.shape)
         if self.block_size is not None:
             default = rank - 1 if self.bare or rank <= 2 else 1

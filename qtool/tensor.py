@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from qtool import ops
 from qtool.dtypes import DTYPES, DType, DTypeLike, resolve
-from qtool.spec import Granularity, QuantSpec, Reader, Shape, Writer
+from qtool.spec import Granularity, QuantSpec, Reader, Shape, Tiled, Writer, describe
 from qtool.stats import Stats
 
 Array = NDArray[Any]
@@ -32,20 +32,20 @@ class Outcome:
     scale_max: float | None
     has_zero_point: bool
     stats: Stats
+    global_scale: float | None = None
 
     def describe(self) -> dict[str, Any]:
         """How the tensor is quantized, under the names of the report."""
-        attributes = self.spec.granularity.attributes
         return {
             "dtype": self.spec.dtype.name,
-            "granularity": self.spec.granularity.name,
-            "axis": attributes.get("axis"),
-            "block_size": attributes.get("block_size"),
+            **describe(self.spec.granularity),
             "precision": self.precision.name,
             "scale_dtype": self.scale_dtype.name,
+            "mx_rule": self.spec.mx_rule,
             "num_scales": self.num_scales,
             "scale_min": self.scale_min,
             "scale_max": self.scale_max,
+            "global_scale": self.global_scale,
             "zero_point": self.has_zero_point,
         }
 
@@ -60,6 +60,7 @@ class QuantizedTensor:
     spec: what was asked for, its axis counted from the front.
     stats: clipping and error against the source.
     precision: the type in which x was divided by the scale.
+    global_scale: multiplies every scale, where there is one: x_hat = y * (scale * global_scale).
     """
 
     y: Array
@@ -68,6 +69,7 @@ class QuantizedTensor:
     spec: QuantSpec
     stats: Stats
     precision: DType
+    global_scale: float | None = None
 
     @property
     def scale_dtype(self) -> DType:
@@ -77,16 +79,17 @@ class QuantizedTensor:
     @property
     def outcome(self) -> Outcome:
         """The tensor without its codes."""
-        scale = self.scale.astype(np.float64)
+        scale = self.scale.astype(np.float64) * (self.global_scale or 1.0)
         low, high = (float(scale.min()), float(scale.max())) if scale.size else (None, None)
         return Outcome(
             self.spec, self.precision, self.scale_dtype, scale.size, low, high,
-            self.zero_point is not None, self.stats,
+            self.zero_point is not None, self.stats, self.global_scale,
         )  # fmt: skip
 
     def dequantize(self, dtype: DTypeLike = "float32") -> Array:
         """(y - zero_point) * scale, computed in dtype: float32, float16 or bfloat16."""
-        return dequantize(self.y, self.scale, self.zero_point, self.spec.granularity, dtype)
+        scale = operator_scale(self.scale, self.global_scale)
+        return dequantize(self.y, scale, self.zero_point, self.spec.granularity, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class Codes:
     read: fills uint8 arrays with the stored bytes from a number of byte on. shape: of the codes.
     granularity: of the scale, its axis counted from the front.
     is_packed: whether codes of less than 8 bits are packed, as opposed to one in each byte.
+    global_scale: multiplies every scale, where there is one.
     """
 
     read: Reader
@@ -105,16 +109,19 @@ class Codes:
     zero_point: Array | None
     granularity: Granularity
     is_packed: bool = True
+    global_scale: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the parts of a tensor go: codes (packed or one per element), scale, zero point."""
+    """Where the parts of a tensor go: codes (packed or one per element), scale, zero point, and
+    the global scale as one float32."""
 
     codes: Writer
     scale: Writer
     zero_point: Writer | None
     is_packed: bool
+    global_scale: Writer | None = None
 
 
 def dequantize(
@@ -130,6 +137,9 @@ def dequantize(
     float32 and rounded once.
     """
     output = resolve(dtype, "output_dtype")
+    if isinstance(granularity, Tiled):
+        zero_point = None if zero_point is None else granularity.by_rows(zero_point, y.shape)[0]
+        scale, granularity = granularity.by_rows(scale, y.shape)
     wide = resolve(y.dtype).bits == output.bits == 16
     computed = ops.dequantize_linear(
         y,
@@ -145,8 +155,11 @@ _EVERY_BYTE = np.arange(256, dtype=np.uint8)
 _FLOAT8E4M3FN = _EVERY_BYTE.view(DTYPES["float8e4m3fn"].numpy).astype(np.float32)
 
 
-def operator_scale(scale: Array) -> Array:
-    """The scale in a type that the standard's operators take: float8e4m3fn widened, exactly."""
+def operator_scale(scale: Array, global_scale: float | None = None) -> Array:
+    """The scale in a type that the standard's operators take: float8e4m3fn widened, exactly, and
+    multiplied in float32 by the global scale, which is exact where that is a power of two."""
     if scale.dtype == DTYPES["float8e4m3fn"].numpy:
-        return np.asarray(_FLOAT8E4M3FN[scale.view(np.uint8)])  # ten times as fast as astype()
-    return scale
+        scale = np.asarray(_FLOAT8E4M3FN[scale.view(np.uint8)])  # ten times as fast as astype()
+    if global_scale is None:
+        return scale
+    return np.asarray(scale.astype(np.float32, copy=False) * np.float32(global_scale))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from qtool import __version__
-from qtool.cli import dequantize, dtypes, dynamic, inspect, quantize
+from qtool.cli import dequantize, dtypes, dynamic, inspect, presets, quantize
 from qtool.cli.exits import process
 from qtool.cli.options import FLAG
 
@@ -25,6 +25,7 @@ app.command(epilog=dynamic.EXAMPLE)(dynamic.dynamic)
 app.command(epilog=dequantize.EXAMPLE)(dequantize.dequantize)
 app.command(epilog=inspect.EXAMPLE)(inspect.inspect)
 app.command(epilog=dtypes.EXAMPLE)(dtypes.dtypes)
+app.command(epilog=presets.EXAMPLE)(presets.presets)
 
 
 def _print_version(*, wanted: bool) -> None:

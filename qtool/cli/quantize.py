@@ -19,20 +19,54 @@ def _dtype_names() -> list[str]:
     return [dtype.name for dtype in TARGETS]
 
 
+def _preset_names() -> list[str]:
+    from qtool.presets import PRESETS
+
+    return list(PRESETS)
+
+
+def _tile(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    rows, _, columns = text.partition("x")
+    if not (rows.isdecimal() and columns.isdecimal()):
+        raise UsageError("--tile", f"{text!r} is not ROWSxCOLUMNS", "use for example 128x128")
+    return int(rows), int(columns)
+
+
 def quantize(
     src: options.Source,
+    output: options.Target = None,
     dtype: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="DTYPE",
             help="Target type, such as int4; `qtool dtypes` lists them.",
             autocompletion=_dtype_names,
             show_default=False,
         ),
-    ],
-    output: options.Target = None,
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Options under one name, such as w4a16; `qtool presets` lists them. Options "
+            "beside it take precedence.",
+            autocompletion=_preset_names,
+            show_default=False,
+        ),
+    ] = None,
     axis: options.Axis = None,
     block_size: options.BlockSize = None,
+    tile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RxC",
+            help="One scale per tile of R rows and C columns, such as 128x128.",
+            show_default=False,
+            rich_help_panel=options.SCALES,
+        ),
+    ] = None,
     symmetric: Annotated[
         bool | None,
         typer.Option(
@@ -88,6 +122,27 @@ def quantize(
             rich_help_panel=options.SCALES,
         ),
     ] = None,
+    global_scale: Annotated[
+        bool | None,
+        typer.Option(
+            "--global-scale/--no-global-scale",
+            metavar=options.FLAG,
+            help="One float32 scale over all float8e4m3fn scales of a tensor, as in nvfp4.",
+            show_default=False,
+            rich_help_panel=options.SCALES,
+        ),
+    ] = None,
+    mx_rule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="How float8e8m0 scales are rounded: floor, ceil, even, rceil or rceil-7.25. "
+            "\\[default: of least error for DTYPE]",
+            autocompletion=options.words("floor", "ceil", "even", "rceil", "rceil-7.25"),
+            show_default=False,
+            rich_help_panel=options.SCALES,
+        ),
+    ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
@@ -139,6 +194,27 @@ def quantize(
     source_dtype: options.SourceDtype = None,
     include: options.Include = None,
     exclude: options.Exclude = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LAYOUT",
+            help="How quantized weights are spelled: native, compressed-tensors, modelopt or mlx; "
+            "qdq for ONNX. \\[default: native]",
+            autocompletion=options.words("native", "compressed-tensors", "modelopt", "mlx"),
+            show_default=False,
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = None,
+    activations: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="dynamic: the layout tells its readers to quantize activations too; or none.",
+            autocompletion=options.words("dynamic", "none"),
+            show_default=False,
+            rich_help_panel=options.OUTPUT,
+        ),
+    ] = None,
     to: options.To = None,
     external_data: options.ExternalData = False,
     requantize: options.Requantize = False,
@@ -163,9 +239,11 @@ def quantize(
 
         with options.progress(quiet=quiet) as progress:
             result = quantize_file(
-                src, output, dtype=dtype, axis=axis, block_size=block_size, symmetric=symmetric,
-                method=method, scale=scale, zero_point=zero_point, scale_dtype=scale_dtype,
-                precision=precision, saturate=saturate, nonfinite=nonfinite, semantics=semantics,
+                src, output, dtype=dtype, preset=preset, axis=axis, block_size=block_size,
+                tile=_tile(tile), symmetric=symmetric, method=method, scale=scale,
+                zero_point=zero_point, scale_dtype=scale_dtype, global_scale=global_scale,
+                mx_rule=mx_rule, layout=layout, activations=activations, precision=precision,
+                saturate=saturate, nonfinite=nonfinite, semantics=semantics,
                 narrow_range=narrow_range, negative_scale=negative_scale,
                 source_dtype=source_dtype, include=include or (), exclude=exclude or (), to=to,
                 external_data=external_data, requantize=requantize, allow_empty=allow_empty,

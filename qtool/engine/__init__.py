@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -9,7 +11,7 @@ from qtool.dtypes import DType, resolve
 from qtool.engine import plain, restore_plain
 from qtool.engine.request import Request, given_codes, given_scale, request
 from qtool.pool import default_jobs
-from qtool.spec import QuantSpec
+from qtool.spec import QuantSpec, Reader
 from qtool.tensor import QuantizedTensor
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "can_restore",
     "can_stream",
     "default_jobs",
+    "find_absmax",
     "given_codes",
     "given_scale",
     "kernels_pay",
@@ -63,6 +66,22 @@ def quantize(
 
         return quantize_array(x, asked, jobs=default_jobs())
     return plain.quantize(x, asked)
+
+
+def find_absmax(read: Reader, asked: Request, *, jobs: int) -> float:
+    """The largest magnitude among the finite elements of a tensor, 0 where there are none."""
+    size = math.prod(asked.shape)
+    if can_stream(asked) and kernels_pay(size):
+        from qtool.engine.stream import Stream
+
+        return Stream(read, asked, jobs, lambda _: None).absmax()
+    largest = 0.0
+    for start in range(0, size, plain.BOX):
+        x = np.empty(min(plain.BOX, size - start), asked.source.numpy)
+        read(start, x)
+        wide = np.abs(x.astype(np.float32))
+        largest = max(largest, float(wide.max(where=np.isfinite(wide), initial=0.0)))
+    return largest
 
 
 def kernels_pay(elements: int) -> bool:

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import ops, scales
-from qtool.dtypes import DType
 from qtool.engine.request import Request
 from qtool.errors import TensorError
-from qtool.spec import Blocked, Granularity, PerTensor, QuantSpec, Shape
+from qtool.spec import Blocked, Granularity, Shape, Tiled, folded
 from qtool.stats import Accumulator
 from qtool.tensor import QuantizedTensor, operator_scale
 
@@ -29,26 +28,40 @@ def quantize(x: Array, asked: Request) -> QuantizedTensor:
     single = x if asked.source.is_integer else ops.cast(x, ops.FLOAT32)
     if spec.nonfinite == "error" or spec.semantics == "dynamic":
         _check_finite(x, single, asked)
+    over = None
     if asked.given is not None:
         scale, zero = asked.given
     else:
         with naming(asked.name):
-            scale, zero = scales.choose(ops.cast(single, ops.FLOAT32), spec, asked.storage)
-        ops.check_scale(ops.cast(operator_scale(scale), asked.precision), f"scale of {asked.name}")
-    return _quantize_boxes(x, single, scale, zero, spec, asked.precision)
+            over = _global_scale(single, asked) if spec.global_scale else None
+            scale, zero = scales.choose(
+                ops.cast(single, ops.FLOAT32), spec, asked.storage, over or 1.0
+            )
+        divisor = ops.cast(operator_scale(scale, over), asked.precision)
+        ops.check_scale(divisor, f"scale of {asked.name}")
+    return _quantize_boxes(x, single, scale, zero, asked, over)
+
+
+def _global_scale(single: Array, asked: Request) -> float:
+    absmax = asked.absmax
+    if absmax is None:
+        finite = np.isfinite(single)
+        absmax = float(np.max(np.abs(single), where=finite, initial=0.0))
+    return scales.global_scale(absmax, scales.symmetric_levels(asked.spec.dtype))
 
 
 def _quantize_boxes(
-    x: Array, single: Array, scale: Array, zero: Array | None, spec: QuantSpec, precision: DType
+    x: Array, single: Array, scale: Array, zero: Array | None, asked: Request, over: float | None
 ) -> QuantizedTensor:
     """Codes and figures, box by box in C order, so that temporaries stay small."""
+    spec, precision = asked.spec, asked.precision
     dtype = spec.dtype
     y = np.empty(x.shape, dtype.numpy)
     figures = Accumulator(spec.qmin, dtype.qmax)
-    shape = _folded(x.shape, spec.granularity)
+    shape = folded(x.shape, spec.granularity)
     source, original, codes = single.reshape(shape), x.reshape(shape), y.reshape(shape)
-    groups = _Groups(shape, spec.granularity)
-    divisor = operator_scale(scale)
+    groups = _Groups(x.shape, spec.granularity)
+    divisor = operator_scale(scale, over)
     for box in _boxes(shape):
         s = groups.of(divisor, box)
         z = None if zero is None else groups.of(zero, box)
@@ -59,18 +72,23 @@ def _quantize_boxes(
         codes[box] = ops.saturate_cast(v, z, dtype, saturate=spec.saturate, qmin=spec.qmin)
         x_hat = ops.scaled(codes[box], s, z, ops.FLOAT32)
         figures.update(original[box], v, x_hat)
-    return QuantizedTensor(y, scale, zero, spec, figures.finish(), precision)
+    return QuantizedTensor(y, scale, zero, spec, figures.finish(), precision, over)
 
 
 class _Groups:
     """Finds the scale or zero point of every element of a box."""
 
     def __init__(self, shape: Shape, granularity: Granularity) -> None:
-        outer, size, inner = shape
-        blocked = isinstance(granularity, Blocked)
+        outer, size, inner = folded(shape, granularity)
+        self._row = np.arange(outer) if isinstance(granularity, Blocked) else np.zeros(outer, int)
         block = granularity.block_size if isinstance(granularity, Blocked) else 1
-        self._shape = (outer, -1, inner) if blocked else (1, -1, 1)
-        self._blocked = blocked
+        if isinstance(granularity, Tiled):
+            bands = -(-shape[-2] // granularity.rows)
+            row = np.arange(outer)
+            self._row = row // shape[-2] * bands + row % shape[-2] // granularity.rows
+            block = granularity.columns
+        self._blocked = isinstance(granularity, Blocked | Tiled)
+        self._inner = inner if self._blocked else 1
         self._index = np.arange(size) // block  # of the group, along the axis
 
     def of(self, values: Array, box: tuple[slice, slice, slice]) -> Array:
@@ -78,18 +96,10 @@ class _Groups:
         if values.ndim == 0:
             return values
         rows, along, inner = box
-        groups = values.reshape(self._shape)
         if not self._blocked:
-            return groups[:, along]
-        return groups[rows, :, inner].take(self._index[along], axis=1)
-
-
-def _folded(shape: Shape, granularity: Granularity) -> Shape:
-    """The shape as (before, along, after) the axis of the granularity."""
-    if isinstance(granularity, PerTensor):
-        return (1, 1, math.prod(shape))
-    axis = granularity.axis
-    return (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+            return values.reshape(1, -1, 1)[:, along]
+        groups = values.reshape(-1, self._index[-1] + 1, self._inner)
+        return groups[self._row[rows], :, inner].take(self._index[along], axis=1)
 
 
 def _boxes(shape: Shape) -> Iterator[tuple[slice, slice, slice]]:

@@ -23,6 +23,7 @@ class Request:
 
     name: what messages call it. shape, source: of the tensor. spec: its axis counted from the
     front. given: scale, in its storage type, and zero point that the user gives, or None.
+    absmax: largest magnitude of all tensors that share the global scale; None: of this one.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Request:
     source: DType
     spec: QuantSpec
     given: tuple[Array, Array | None] | None
+    absmax: float | None = None
 
     @property
     def storage(self) -> DType:
@@ -51,8 +53,9 @@ def request(
     shape: Shape,
     source: DType,
     spec: QuantSpec,
-    scale: ArrayLike | None,
-    zero_point: ArrayLike | None,
+    scale: ArrayLike | None = None,
+    zero_point: ArrayLike | None = None,
+    absmax: float | None = None,
 ) -> Request:
     """Raises SpecError for what does not fit the tensor's shape and type."""
     if source not in ops.SOURCES:
@@ -61,7 +64,9 @@ def request(
     if scale is None:
         if zero_point is not None:
             raise SpecError(f"zero_point of {name}", "given without a scale", "give both")
-        return Request(name, shape, source, spec, None)
+        return Request(name, shape, source, spec, None, absmax)
+    if spec.global_scale:
+        raise SpecError(f"scale of {name}", "a global scale needs chosen scales", "leave one out")
     thing, scale = f"scale of {name}", np.asarray(scale)
     storage = spec.storage_dtype(source, resolve(scale.dtype, thing))
     scale_shape = spec.granularity.scale_shape(shape)

@@ -26,7 +26,11 @@ def restore(
     """
     dtype = codes.dtype
     compute = output if output.bits < 32 else ops.FLOAT32
-    scales = ops.cast(operator_scale(codes.scale), compute).astype(np.float32).reshape(-1)
+    scales = (
+        ops.cast(operator_scale(codes.scale, codes.global_scale), compute)
+        .astype(np.float32)
+        .reshape(-1)
+    )
     zeros = np.empty(0, np.float32)
     if codes.zero_point is not None:
         zeros = codes.zero_point.astype(np.float32).reshape(-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ from numpy.typing import NDArray
 from qtool.dtypes import DTYPES, DType
 from qtool.packing import unpack
 from qtool.pool import in_order
-from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, Shape, Writer
-from qtool.tensor import Codes, dequantize
+from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, Shape, Tiled, Writer, folded
+from qtool.tensor import Codes, dequantize, operator_scale
 
 Array = NDArray[Any]
 _Box = tuple[slice, slice, slice]
@@ -23,7 +24,8 @@ TILE = 1 << 17  # elements: their float32 temporaries stay in the L2 cache
 
 def restore(codes: Codes, write: Writer, output: DType, jobs: int) -> None:
     """Store (code - zero_point) * scale of every element, as output, over that many threads."""
-    shape = _folded(codes.shape, codes.granularity)
+    codes = _plain(codes)
+    shape = folded(codes.shape, codes.granularity)
     _, size, inner = shape
 
     def work(box: _Box) -> None:
@@ -35,6 +37,17 @@ def restore(codes: Codes, write: Writer, output: DType, jobs: int) -> None:
     granularity = codes.granularity
     block = granularity.block_size if isinstance(granularity, Blocked) else 1
     in_order(work, _boxes(shape, block), jobs, lambda _: None)
+
+
+def _plain(codes: Codes) -> Codes:
+    """The same with blocks for tiles, and without a global scale."""
+    scale, zero = operator_scale(codes.scale, codes.global_scale), codes.zero_point
+    granularity = codes.granularity
+    if isinstance(granularity, Tiled):
+        if zero is not None:
+            zero = granularity.by_rows(zero, codes.shape)[0]
+        scale, granularity = granularity.by_rows(scale, codes.shape)
+    return replace(codes, scale=scale, zero_point=zero, granularity=granularity, global_scale=None)
 
 
 def _tile(codes: Codes, shape: Shape, box: _Box, start: int, output: DType) -> Array:
@@ -66,6 +79,7 @@ def _groups(codes: Codes, values: Array, shape: Shape, box: _Box) -> Array:
         return values.reshape(())
     if isinstance(codes.granularity, PerAxis):
         return values.reshape(-1)[along]
+    assert isinstance(codes.granularity, Blocked)
     block = codes.granularity.block_size
     blocks = slice(along.start // block, -(-along.stop // block))
     return values.reshape(shape[0], -1, shape[2])[outer, blocks, within]
@@ -75,15 +89,7 @@ def _along(granularity: Granularity) -> Granularity:
     """The granularity of a folded shape, whose axis is the middle one."""
     if isinstance(granularity, PerTensor):
         return granularity
-    return PerAxis(1) if isinstance(granularity, PerAxis) else Blocked(1, granularity.block_size)
-
-
-def _folded(shape: Shape, granularity: Granularity) -> Shape:
-    """The shape as (before, along, after) the axis of the granularity."""
-    if isinstance(granularity, PerTensor):
-        return (1, 1, math.prod(shape))
-    axis = granularity.axis
-    return (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+    return Blocked(1, granularity.block_size) if isinstance(granularity, Blocked) else PerAxis(1)
 
 
 def _boxes(shape: Shape, block: int) -> Iterator[_Box]:

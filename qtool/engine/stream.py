@@ -22,7 +22,7 @@ from qtool.errors import TensorError
 from qtool.kernels.geometry import group_span
 from qtool.kernels.tensor import TileFigures, TileQuantizer, divided
 from qtool.pool import buffer, in_order
-from qtool.spec import Reader, Writer, reader_of
+from qtool.spec import PerTensor, Reader, Writer, reader_of
 from qtool.stats import Stats
 from qtool.tensor import Outcome, QuantizedTensor, Target, operator_scale
 
@@ -38,7 +38,7 @@ _TOGETHER = 64
 class _Groups:
     """Scales and zero points, in one dimension, of the groups from number first on.
 
-    divisor, offset: the same as float32; no offset at all means 0.
+    divisor, offset: the same as float32, the scale times the global one; no offset at all means 0.
     """
 
     scale: Array
@@ -48,13 +48,15 @@ class _Groups:
     first: int
 
     @classmethod
-    def of(cls, scale: Array, zero_point: Array | None, first: int = 0) -> _Groups:
+    def of(
+        cls, scale: Array, zero_point: Array | None, first: int = 0, over: float | None = None
+    ) -> _Groups:
         """Groups with parameters of any shape."""
         scale, offset = scale.reshape(-1), np.empty(0, np.float32)
         if zero_point is not None:
             zero_point = zero_point.reshape(-1)
             offset = zero_point.astype(np.float32)
-        divisor = operator_scale(scale).astype(np.float32, copy=False)
+        divisor = operator_scale(scale, over).astype(np.float32, copy=False)
         return cls(scale, zero_point, divisor, offset, first)
 
     def part(self, begin: int, end: int) -> _Groups:
@@ -88,14 +90,17 @@ class Stream:
         dynamic = asked.spec.semantics == "dynamic"
         self._refuses = dynamic or asked.spec.nonfinite == "error"
         self._span = group_span(asked.shape, asked.spec.granularity)
+        self._over: float | None = None
 
     def quantize(self, target: Target) -> Outcome:
         """Quantize and store all of it. Raises TensorError as engine.quantize()."""
         known = None
+        if self._spec.global_scale:
+            self._over = self._global_scale()
         if self._asked.given is not None:
             known = _Groups.of(*self._asked.given)
         elif self._span is None or self._span[0] > _LONGEST_SPAN:
-            known = _Groups.of(*self._choose())
+            known = _Groups.of(*self._choose(), over=self._over)
         tally = _Tally()
 
         def take(tile: tuple[TileFigures, _Groups]) -> None:
@@ -111,10 +116,12 @@ class Stream:
             if target.is_packed:
                 codes = packing.pack(codes, self._spec.dtype)
             target.zero_point(0, codes.view(np.uint8))
+        if target.global_scale is not None and self._over is not None:
+            target.global_scale(0, np.array([self._over], np.float32))
         storage = self._asked.storage if known is None else resolve(known.scale.dtype)
         return Outcome(
             self._spec, ops.FLOAT32, storage, tally.scales, tally.low, tally.high,
-            bool(zero_points), tally.stats,
+            bool(zero_points), tally.stats, self._over,
         )  # fmt: skip
 
     def _starts(self) -> range:
@@ -147,41 +154,61 @@ class Stream:
         assert self._span is not None
         length, count = self._span
         begin, end = start // length * length, -(-stop // length) * length
-        window = self._values(begin, end)
+        window = self._values(begin, min(end, self._size))  # the last span may be shorter
         first = begin // length * count
         ranges = self._ranges(window, begin, first, (end - begin) // length * count)
-        groups = _Groups.of(*self._parameters(*ranges), first)
+        groups = _Groups.of(*self._parameters(*ranges), first, self._over)
         own = groups.part(-(-start // length) * count, -(-stop // length) * count)
         return window[start - begin : stop - begin], groups, own
 
     def _choose(self) -> tuple[Array, Array | None]:
         """The scale and zero point of all groups, from a pass over the tensor of its own."""
         shape = self._spec.granularity.scale_shape(self._asked.shape)
+        low, high = self._extremes(self._quantizer, math.prod(shape))
+        with naming(self._asked.name):
+            return scales.from_ranges(
+                low.reshape(shape), high.reshape(shape), self._spec, self._asked.storage,
+                over=self._over or 1.0,
+            )  # fmt: skip
+
+    def absmax(self) -> float:
+        """The largest magnitude of the tensor's finite elements, from a pass of its own."""
+        asked = self._asked
+        whole = TileQuantizer(asked.shape, asked.source, self._spec.at(PerTensor()))
+        return float(self._extremes(whole, 1)[1][0])
+
+    def _global_scale(self) -> float:
+        absmax = self.absmax() if self._asked.absmax is None else self._asked.absmax
+        return scales.global_scale(absmax, scales.symmetric_levels(self._spec.dtype))
+
+    def _extremes(self, quantizer: TileQuantizer, count: int) -> tuple[Array, Array]:
+        """The range of all groups of a quantizer, of which there are count."""
+        low, high = np.full((2, count), np.nan, np.float32)
 
         def ranges(start: int) -> tuple[Array, Array]:
             values = self._values(start, min(start + self._tile_size, self._size))
-            return self._ranges(values, start, 0, math.prod(shape))
-
-        low, high = np.full((2, math.prod(shape)), np.nan, np.float32)
+            return self._ranges(values, start, 0, count, quantizer)
 
         def widen(tile: tuple[Array, Array]) -> None:
             np.fmin(low, tile[0], out=low)  # NaN: no element of the group in the tile
             np.fmax(high, tile[1], out=high)
 
         in_order(ranges, self._starts(), self._jobs, widen)
-        with naming(self._asked.name):
-            scale, zero_point = scales.from_ranges(
-                low.reshape(shape), high.reshape(shape), self._spec, self._asked.storage
-            )
-        return scale, zero_point
+        return low, high
 
     def _parameters(self, low: Array, high: Array) -> tuple[Array, Array | None]:
-        storage = self._asked.storage
-        divide = scales.divided if storage.name == "float8e8m0" else divided
-        return scales.from_ranges(low, high, self._spec, storage, divide)
+        over = self._over or 1.0
+        return scales.from_ranges(low, high, self._spec, self._asked.storage, divided, over)
 
-    def _ranges(self, values: Array, start: int, first: int, count: int) -> tuple[Array, Array]:
-        ranges = self._quantizer.ranges(values, start, first, count)
+    def _ranges(
+        self,
+        values: Array,
+        start: int,
+        first: int,
+        count: int,
+        quantizer: TileQuantizer | None = None,
+    ) -> tuple[Array, Array]:
+        ranges = (quantizer or self._quantizer).ranges(values, start, first, count)
         if ranges is None:
             raise self._nonfinite()
         return ranges
@@ -222,7 +249,7 @@ def quantize_array(x: Array, asked: Request, *, jobs: int) -> QuantizedTensor:
     outcome = Stream(reader_of(x), asked, jobs, lambda _: None).quantize(target)
     return QuantizedTensor(
         y, scale, zero_point if outcome.has_zero_point else None, spec, outcome.stats,
-        outcome.precision,
+        outcome.precision, outcome.global_scale,
     )  # fmt: skip
 
 

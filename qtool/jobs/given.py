@@ -13,8 +13,9 @@ from qtool import formats
 from qtool.dtypes import DTYPES, DType, DTypeLike, resolve
 from qtool.errors import QtoolError, SpecError
 from qtool.jobs import streams
-from qtool.layouts import native
 from qtool.layouts.dequantized import DequantizedSource
+from qtool.layouts.metadata import read_metadata
+from qtool.tensor import operator_scale
 
 Array = NDArray[Any]
 GivenValue = float | str | Path | NDArray[Any]
@@ -100,7 +101,7 @@ def _parameters(source: formats.Source) -> dict[str, tuple[Array | None, Array |
         raise SpecError(
             str(source.path), "is an ONNX model", "give scales as .npy, .npz or .safetensors"
         )
-    described = native.read_metadata(source)
+    described = read_metadata(source).tensors
     quantized = DequantizedSource(source, DTYPES["float32"]) if described else None
     stored = {info.name for info in source.infos()}
     found: dict[str, tuple[Array | None, Array | None]] = {}
@@ -109,13 +110,12 @@ def _parameters(source: formats.Source) -> dict[str, tuple[Array | None, Array |
         if not dot or part not in ("scale", "zero_point") or base in found:
             continue
         if quantized is not None and base in described:
-            found[base] = quantized.parameters(base)
+            scale_of, zero_of, over = quantized.parameters(base)
+            found[base] = operator_scale(scale_of, over) if over else scale_of, zero_of
         else:
-            _, scale, zero_point = (n if n in stored else None for n in native.part_names(base))
-            found[base] = (
-                source.read(scale) if scale else None,
-                source.read(zero_point) if zero_point else None,
-            )
+            names = f"{base}.scale", f"{base}.zero_point"
+            scale, zero_point = (source.read(n) if n in stored else None for n in names)
+            found[base] = scale, zero_point
     if not found:
         raise SpecError(
             str(source.path),

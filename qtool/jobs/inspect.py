@@ -14,8 +14,9 @@ from qtool.dtypes import DTYPES, DType, DTypeLike
 from qtool.formats import Source
 from qtool.jobs import streams
 from qtool.jobs.progress import Progress, Silent
-from qtool.layouts import foreign, native
+from qtool.layouts import foreign
 from qtool.layouts.dequantized import DequantizedSource
+from qtool.layouts.metadata import KEY, Description, read_metadata
 from qtool.spec import TensorInfo
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ def inspect_file(
     Raises QtoolError where the file cannot be read.
     """
     with streams.opened(src, source_dtype) as source:
-        described = native.read_metadata(source)
-        readable = DequantizedSource(source, DTYPES["float32"]) if described else source
+        described = read_metadata(source)
+        readable = DequantizedSource(source, DTYPES["float32"]) if described.tensors else source
         infos = {info.name: info for info in source.infos()}
         uses = _uses(source)
         rows = [_row(info, infos, described) for info in readable.infos()]
@@ -53,7 +54,7 @@ def inspect_file(
             "name": str(src),
             "container": source.container,
             "bytes": source.nbytes,
-            "metadata": {k: v for k, v in source.metadata.items() if k != native.KEY},
+            "metadata": {k: v for k, v in source.metadata.items() if k != KEY},
             "quantized_by": _tools(source, described, uses),
             "tensors": rows,
             "totals": {
@@ -65,11 +66,9 @@ def inspect_file(
         return result | (_model(source, uses) if source.container == "onnx" else {})
 
 
-def _row(
-    info: TensorInfo, infos: dict[str, TensorInfo], described: dict[str, native.Stored]
-) -> dict[str, Any]:
+def _row(info: TensorInfo, infos: dict[str, TensorInfo], described: Description) -> dict[str, Any]:
     """One tensor; a quantized one with its scale and zero point."""
-    stored = described.get(info.name)
+    stored = described.tensors.get(info.name)
     row: dict[str, Any] = {
         "name": info.name,
         "shape": list(info.shape),
@@ -78,10 +77,10 @@ def _row(
         "quantization": None,
     }
     if stored is not None:
-        parts = [infos[part] for part in native.part_names(info.name) if part in infos]
+        parts = described.layout.parts(info.name, stored)
         row["dtype"] = stored.dtype.name
-        row["bytes"] = sum(part.nbytes for part in parts)
-        row["quantization"] = stored.to_json() | {"zero_point": len(parts) == 3}
+        row["bytes"] = sum(infos[part.entry.name].nbytes for part in parts)
+        row["quantization"] = {"layout": described.layout.name} | stored.to_json()
     return row
 
 
@@ -99,11 +98,9 @@ def _uses(source: Source) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def _tools(
-    source: Source, described: dict[str, native.Stored], uses: dict[str, dict[str, Any]]
-) -> list[str]:
+def _tools(source: Source, described: Description, uses: dict[str, dict[str, Any]]) -> list[str]:
     """The tools or operators that the file is quantized with."""
-    if described:
+    if described.tensors:
         return ["qtool"]
     if uses:
         return sorted({use["operator"] for use in uses.values()})

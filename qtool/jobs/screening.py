@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, cast
 from qtool.dtypes import DTYPES
 from qtool.errors import FormatError
 from qtool.formats import Source
-from qtool.layouts import foreign, native
+from qtool.layouts import foreign
 from qtool.layouts.dequantized import DequantizedSource
+from qtool.layouts.metadata import KEY, read_metadata
 from qtool.plan import Planned
 from qtool.recipe import Recipe, unmatched
 from qtool.spec import TensorInfo
@@ -26,7 +27,7 @@ def readable(source: Source, *, requantize: bool) -> Source:
 
     Raises FormatError where the source is quantized already and requantize is False.
     """
-    if native.read_metadata(source):
+    if read_metadata(source).tensors:
         found = "qtool"
     elif source.container == "onnx":
         from qtool.formats.onnx.uses import uses_of_stored_codes
@@ -89,7 +90,7 @@ def warnings(recipe: Recipe, plan: Sequence[Planned], container: str, source: So
     if container == "npy":
         others = f" and the {_tensors(len(plan) - 1)} left alone" if len(plan) > 1 else ""
         found.append(f"a .npy file holds the codes alone, without scale and zero point{others}")
-    lost = sorted(set(source.metadata) - {native.KEY}) if container in ("npy", "npz") else []
+    lost = sorted(set(source.metadata) - {KEY}) if container in ("npy", "npz") else []
     if lost:
         found.append(f".{container} has no place for the metadata {', '.join(lost)}")
     rounded = sum(p.spec is not None and p.info.dtype.name == "float64" for p in plan)

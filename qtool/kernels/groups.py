@@ -13,6 +13,7 @@ import numpy as np
 from qtool.kernels import PART
 from qtool.kernels.compiled import Pointer, inlined
 from qtool.kernels.convert import to_float32
+from qtool.kernels.layout import outer_group
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _LOWEST = np.int32(-0x80000000)
@@ -31,16 +32,17 @@ def absmax(
     """
     size, inner, block = layout[0], layout[1], layout[2]
     outer_stride, block_stride, inner_stride = layout[3], layout[4], layout[5]
+    is_flat = layout[6] == 1
     k = 0
     row, c = start // inner, start % inner
     while k < n:
         d = row % size
-        base = row // size * outer_stride + d // block * block_stride - first
+        base = outer_group(layout, row // size) * outer_stride + d // block * block_stride - first
         left = min(block - d % block, size - d)
         if inner_stride:
             rows, count = 1, min(inner - c, n - k)
             _row_absmax(x, k, count, limit, out, base + c)
-        elif inner == 1 and left == block and size % block == 0 and n - k >= block:
+        elif inner == 1 and left == block and size % block == 0 and n - k >= block and is_flat:
             groups = min((size - d) // block, (n - k) // block)
             _runs_absmax(x, k, groups, block, limit, out, base)
             rows, count = groups * block, groups * block
@@ -100,7 +102,7 @@ def minmax(
     row, c = start // inner, start % inner
     while k < n:
         d = row % size
-        base = row // size * outer_stride + d // block * block_stride - first
+        base = outer_group(layout, row // size) * outer_stride + d // block * block_stride - first
         if inner_stride:
             rows, count = 1, min(inner - c, n - k)
             _row_minmax(x, k, count, limit, low, high, base + c)

@@ -6,6 +6,16 @@ from qtool.kernels.compiled import Pointer, inlined
 
 
 @inlined
+def outer_group(layout: Pointer, a: int) -> int:
+    """The number that counts for the scales of the elements (a, ...); see geometry.layout()."""
+    rows, band = layout[6], layout[7]
+    if rows == 1:
+        return a
+    number: int = a // band * -(-band // rows) + a % band // rows
+    return number
+
+
+@inlined
 def expand(values: Pointer, layout: Pointer, start: int, first: int, out: Pointer, n: int) -> None:
     """out[k] = the value of element start + k; values begin with that of group number first.
 
@@ -17,7 +27,7 @@ def expand(values: Pointer, layout: Pointer, start: int, first: int, out: Pointe
     row, c = start // inner, start % inner
     while k < n:
         d = row % size
-        base = row // size * outer_stride + d // block * block_stride - first
+        base = outer_group(layout, row // size) * outer_stride + d // block * block_stride - first
         left = min(block - d % block, size - d)
         if inner_stride:
             rows, count = 1, min(inner - c, n - k)
@@ -61,6 +71,6 @@ def group_of(layout: Pointer, start: int, n: int) -> int:
         return -1
     size, inner, block = layout[0], layout[1], layout[2]
     row = start // inner
-    group: int = row // size * layout[3] + row % size // block * layout[4]
+    group: int = outer_group(layout, row // size) * layout[3] + row % size // block * layout[4]
     group += start % inner * layout[5]
     return group

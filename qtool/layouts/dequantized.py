@@ -1,4 +1,4 @@
-"""A natively quantized file, read as if it were not."""
+"""A file that qtool has quantized, read as if it were not."""
 
 from __future__ import annotations
 
@@ -8,47 +8,54 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from qtool.dtypes import DTYPES, DType
 from qtool.errors import FormatError
 from qtool.formats import Entry, Source
-from qtool.layouts.native import KEY, Stored, codes_entry, part_names, read_metadata
+from qtool.layouts.metadata import KEY, read_metadata
+from qtool.layouts.stored import Part, unchanged
 from qtool.packing import pack, unpack
-from qtool.spec import Reader, Shape, TensorInfo, bytes_of, reader_of
-from qtool.tensor import Codes, dequantize
+from qtool.spec import Reader, TensorInfo, bytes_of, reader_of
+from qtool.tensor import Codes, dequantize, operator_scale
 
 Array = NDArray[Any]
 
 
 class DequantizedSource:
-    """NAME of a natively quantized file gives (y - zero_point) * scale.
+    """NAME of a quantized file gives (y - zero_point) * scale.
 
     dtype: element type of the tensors that are quantized in the file; the others are as stored.
-    original: the file as it is. tensors: what its metadata says of the quantized ones.
+    original: the file as it is. tensors, layout: what its metadata says.
     """
 
     def __init__(self, source: Source, dtype: DType) -> None:
         self.original = source
         self._dtype = dtype
-        self.tensors = read_metadata(source)
+        described = read_metadata(source)
+        self.tensors, self.layout = described.tensors, described.layout
+        self._parts = {
+            name: self.layout.parts(name, stored) for name, stored in self.tensors.items()
+        }
         self._infos = {info.name: info for info in source.infos()}
         self.path: Path = source.path
         self.container = source.container
         self.nbytes = source.nbytes
         self.metadata: Mapping[str, str] = {k: v for k, v in source.metadata.items() if k != KEY}
-        for name, stored in self.tensors.items():
-            self._check(name, stored)
+        for parts in self._parts.values():
+            self._check(parts)
 
     def infos(self) -> list[TensorInfo]:
         """The tensors before quantization, in the order of their codes in the file."""
-        hidden = {part for name in self.tensors for part in part_names(name)[1:]}
+        codes = {parts[0].entry.name: name for name, parts in self._parts.items()}
+        hidden = {part.entry.name for parts in self._parts.values() for part in parts}
         infos = []
         for name, info in self._infos.items():
-            stored = self.tensors.get(name)
-            if stored is not None:
-                size = math.prod(stored.shape)
-                infos.append(TensorInfo(name, stored.shape, self._dtype, self._dtype.nbytes(size)))
+            if name in codes:
+                shape = self.tensors[codes[name]].shape
+                nbytes = self._dtype.nbytes(math.prod(shape))
+                infos.append(TensorInfo(codes[name], shape, self._dtype, nbytes))
             elif name not in hidden:
                 infos.append(info)
         return infos
@@ -58,26 +65,27 @@ class DequantizedSource:
         if name not in self.tensors:
             return self.original.read(name)
         stored = self.tensors[name]
-        scale, zero_point = self.parameters(name)
-        codes = self._codes(name, stored.dtype, stored.shape)
+        scale, zero_point, over = self.parameters(name)
+        codes = unpack(self._bytes(name, "codes"), stored.dtype, stored.shape)
         compute = self._dtype if self._dtype.bits < 64 else DTYPES["float32"]
-        values = dequantize(codes, scale, zero_point, stored.granularity, compute)
+        divisor = operator_scale(scale, over)
+        values = dequantize(codes, divisor, zero_point, stored.granularity, compute)
         return values.astype(self._dtype.numpy, copy=False)
 
     def parts(self, name: str) -> list[Entry]:
         """What a quantized tensor is stored as."""
-        infos = [self._infos[part] for part in part_names(name) if part in self._infos]
-        return [Entry(info.name, info.dtype, info.shape) for info in infos]
+        return [part.entry for part in self._parts[name]]
 
-    def parameters(self, name: str) -> tuple[Array, Array | None]:
-        """The scale and zero point of a quantized tensor."""
+    def parameters(self, name: str) -> tuple[Array, Array | None, float | None]:
+        """The scale, zero point and global scale of a quantized tensor."""
         stored = self.tensors[name]
-        _, scale_name, zero_name = part_names(name)
-        zero_point = None
-        if zero_name in self._infos:
-            shape = stored.granularity.scale_shape(stored.shape)
-            zero_point = self._codes(zero_name, stored.dtype, shape)
-        return self.original.read(scale_name), zero_point
+        scale = self._bytes(name, "scale").view(stored.scale_dtype.numpy)
+        zero_point = over = None
+        if stored.zero_point:
+            zero_point = unpack(self._bytes(name, "zero_point"), stored.dtype, stored.scale_shape)
+        if stored.global_scale:
+            over = float(self._bytes(name, "global_scale").view(np.float32)[0])
+        return scale.reshape(stored.scale_shape), zero_point, over
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """The bytes of a tensor as infos() describes it."""
@@ -94,32 +102,46 @@ class DequantizedSource:
     @contextmanager
     def codes(self, name: str) -> Iterator[Codes]:
         """The codes of a quantized tensor and their parameters."""
-        stored = self.tensors[name]
-        with self.original.reading(name) as read:
-            element = self._infos[name].dtype
+        stored, part = self.tensors[name], self._part(name, "codes")
+        scale, zero_point, over = self.parameters(name)
+        with self._reading(name, part) as read:
             yield Codes(
-                bytes_of(read, element), stored.dtype, stored.shape, *self.parameters(name),
-                stored.granularity,
+                read, stored.dtype, stored.shape, scale, zero_point, stored.granularity,
+                global_scale=over,
             )  # fmt: skip
 
     def close(self) -> None:
         self.original.close()
 
-    def _codes(self, name: str, dtype: DType, shape: Shape) -> Array:
-        array = self.original.read(name)
-        return unpack(array, dtype, shape) if dtype.bits < 8 else array
+    @contextmanager
+    def _reading(self, name: str, part: Part) -> Iterator[Reader]:
+        """A Reader of the bytes of codes."""
+        if part.whole:
+            yield reader_of(self._bytes(name, part.role))
+            return
+        with self.original.reading(part.entry.name) as read:
+            read_bytes = bytes_of(read, part.entry.dtype)
 
-    def _check(self, name: str, stored: Stored) -> None:
+            def decoded(start: int, out: Array) -> None:
+                read_bytes(start, out)
+                out[:] = part.decode(out)
+
+            yield read_bytes if part.decode is unchanged else decoded
+
+    def _part(self, name: str, role: str) -> Part:
+        return next(part for part in self._parts[name] if part.role == role)
+
+    def _bytes(self, name: str, role: str) -> Array:
+        """All that the part of that role holds."""
+        part = self._part(name, role)
+        stored = self.original.read(part.entry.name)
+        data = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
+        given = [data, self._bytes(name, "scale")] if part.with_scale else [data]
+        return part.decode(*given)
+
+    def _check(self, parts: list[Part]) -> None:
         """Refuse metadata that does not fit the tensors of the file."""
-        codes, scale, zero_point = part_names(name)
-        scale_shape = stored.granularity.scale_shape(stored.shape)
-        wanted = [
-            codes_entry(codes, stored.dtype, stored.shape),
-            Entry(scale, stored.scale_dtype, scale_shape),
-        ]
-        if zero_point in self._infos:
-            wanted.append(codes_entry(zero_point, stored.dtype, scale_shape))
-        for entry in wanted:
+        for entry in (part.entry for part in parts):
             info = self._infos.get(entry.name)
             if info is None or (info.dtype, info.shape) != (entry.dtype, entry.shape):
                 found = "is missing" if info is None else f"is {info.dtype} {list(info.shape)}"

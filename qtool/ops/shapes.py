@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.errors import SpecError
-from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, Shape, normalize_axis
+from qtool.spec import Blocked, OnnxGranularity, PerAxis, PerTensor, Shape, normalize_axis
 
 Array = NDArray[Any]
 
@@ -29,7 +29,7 @@ def expand(values: Array, shape: Shape, axis: int, block_size: int, thing: str) 
 
 def granularity_of(
     values: Shape, shape: Shape, axis: int, block_size: int, thing: str
-) -> Granularity:
+) -> OnnxGranularity:
     """How a scale or zero point of the shape `values` belongs to x's shape.
 
     Raises SpecError where it does not fit the shape, the axis or the block size.

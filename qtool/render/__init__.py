@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qtool.render.bar import progress
-from qtool.render.listing import dtypes, inspected
+from qtool.render.listing import dtypes, inspected, presets
 from qtool.render.report import dequantized, summary, warnings
 
-__all__ = ["dequantized", "dtypes", "inspected", "progress", "summary", "warnings"]
+__all__ = ["dequantized", "dtypes", "inspected", "presets", "progress", "summary", "warnings"]

@@ -103,6 +103,15 @@ def sparkline(counts: Sequence[int], sparks: str = _SPARKS) -> str:
     return "".join(sparks[math.ceil(math.sqrt(c) / top * (len(sparks) - 1))] for c in counts)
 
 
+def presets(rows: Sequence[dict[str, Any]]) -> None:
+    """The table of `presets`, on standard output."""
+    table = new_table("preset")
+    table.add_column("stands for", overflow="fold")
+    for row in rows:
+        table.add_row(row["name"], row["options"])
+    stream(err=False).print(table)
+
+
 def dtypes(rows: Sequence[dict[str, Any]]) -> None:
     """The table of `dtypes`, on standard output."""
     table = new_table("type")

@@ -10,19 +10,25 @@ from numpy.typing import NDArray
 
 from qtool import ops
 from qtool.dtypes import DType, resolve
-from qtool.spec import Granularity, PerAxis, PerTensor, QuantSpec
+from qtool.scales.powers import global_scale, power_of_two
+from qtool.scales.ranges import ranges
+from qtool.spec import QuantSpec
+
+__all__ = ["choose", "divided", "from_ranges", "global_scale", "stored", "symmetric_levels"]
 
 Array = NDArray[Any]
 
 
-def choose(x: Array, spec: QuantSpec, storage: DType) -> tuple[Array, Array | None]:
+def choose(
+    x: Array, spec: QuantSpec, storage: DType, over: float = 1.0
+) -> tuple[Array, Array | None]:
     """The scale, in its storage type, and the zero point of every group of x.
 
     The range of a group is [min, max], or by spec.method between percentiles, of its finite values;
     from_ranges() has the rest.
     x: float32, spec's axis counted from the front. Returns arrays of the granularity's scale shape.
     """
-    return from_ranges(*_ranges(x, spec), spec, storage)
+    return from_ranges(*ranges(x, spec), spec, storage, over=over)
 
 
 def divided(bound: Array, levels: float, storage: DType) -> Array:
@@ -36,29 +42,34 @@ def from_ranges(
     spec: QuantSpec,
     storage: DType,
     divide: Callable[[Array, float, DType], Array] = divided,
+    over: float = 1.0,
 ) -> tuple[Array, Array | None]:
     """The scale, in its storage type, and the zero point of groups with ranges [low, high].
 
     symmetric: scale = max(-low, high) / levels; levels = qmax, or 2^(b-1) - 1 for unsigned types,
-        whose zero point is 2^(b-1)
+        whose zero point is 2^(b-1); float8e8m0 scales: see power_of_two()
     asymmetric: the range is widened to include 0; scale = (high - low) / (qmax - qmin),
         zero_point = round(qmin - low / scale), saturated
     computed in float64 and rounded once to the storage type (see stored()); a group of zeros gets
     scale 1. The zero point is computed from the stored scale.
-    divide: what computes as divided().
+    divide: what computes as divided(). over: the global scale, which multiplies them all.
     """
     dtype = spec.dtype
     if spec.semantics == "dynamic":
         return ops.dynamic_parameters(low.astype(np.float32), high.astype(np.float32), dtype)
     bound = np.maximum(-low, high)
     if spec.symmetric:
-        levels = 2.0 ** (dtype.bits - 1) - 1 if dtype.kind == "uint" else dtype.qmax
+        levels = symmetric_levels(dtype)
         zero, middle = None, 0
         if spec.has_zero_point:
             middle = 2 ** (dtype.bits - 1)
             zero = np.full(bound.shape, middle).astype(dtype.numpy)
         last = max(levels, middle - spec.qmin)  # -8 is farther from zero than 7
-        return _finite(divide(bound, levels, storage), bound, last, dtype), zero
+        if spec.mx_rule is not None:
+            scale = power_of_two(bound, dtype, levels, spec.mx_rule).astype(storage.numpy)
+        else:
+            scale = divide(bound, levels * over, storage)
+        return _finite(scale, bound, last, dtype, over), zero
     low, high = low.astype(np.float64), high.astype(np.float64)
     low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
     scale = stored((high - low) / (dtype.qmax - spec.qmin), storage)
@@ -68,7 +79,12 @@ def from_ranges(
     return _finite(scale, bound, farthest, dtype), ops.cast_integers(zero_point, dtype)
 
 
-def _finite(scale: Array, bound: Array, farthest: Any, dtype: DType) -> Array:
+def symmetric_levels(dtype: DType) -> float:
+    """Steps from the middle of a symmetric grid to the last code that both of its sides have."""
+    return 2.0 ** (dtype.bits - 1) - 1 if dtype.kind == "uint" else dtype.qmax
+
+
+def _finite(scale: Array, bound: Array, farthest: Any, dtype: DType, over: float = 1.0) -> Array:
     """Scales with which every group comes back finite, in float32 and in a 16-bit type of the
     scale's own that holds the group.
 
@@ -82,16 +98,16 @@ def _finite(scale: Array, bound: Array, farthest: Any, dtype: DType) -> Array:
     bound = bound.astype(np.float64)
     limit = np.where(bound <= lowest_limit, lowest_limit, ops.FLOAT32.qmax)
     while True:
-        wide = scale.astype(np.float64)
+        wide = scale.astype(np.float64) * over
         code = bound / wide
         code = np.rint(code) if dtype.is_integer else ops.round_to_grid(code, dtype)
         code = np.minimum(code, farthest)
         too_large = wide * code > limit
         if not too_large.any():
             return scale
-        smaller = stored(limit / np.maximum(code, 1), storage)
-        over = smaller.astype(np.float64) * code > limit
-        smaller = (smaller.view(f"u{smaller.itemsize}") - over).view(smaller.dtype)
+        smaller = stored(limit / np.maximum(code, 1) / over, storage)
+        above = smaller.astype(np.float64) * over * code > limit
+        smaller = (smaller.view(f"u{smaller.itemsize}") - above).view(smaller.dtype)
         scale = np.asarray(np.where(too_large, smaller, scale))
 
 
@@ -110,70 +126,3 @@ def stored(scale: Array, storage: DType) -> Array:
             return np.asarray(rounded.astype(storage.numpy))
         rounded = np.clip(rounded, smallest, storage.qmax)
     return np.asarray(np.where(scale == 0, 1.0, rounded).astype(storage.numpy))
-
-
-def _ranges(x: Array, spec: QuantSpec) -> tuple[Array, Array]:
-    """float64 (low, high) of each group; (0, 0) for a group without finite values."""
-    if x.size == 0:
-        empty = np.zeros(spec.granularity.scale_shape(x.shape))
-        return empty, empty
-    finite = np.isfinite(x)
-    all_finite = bool(finite.all())
-    masked = x if all_finite else np.where(finite, x, np.float32(0))
-    low = _reduce(np.minimum, masked, spec.granularity).astype(np.float64)
-    high = _reduce(np.maximum, masked, spec.granularity).astype(np.float64)
-    if spec.percentile is None:
-        return low, high
-    if not all_finite:
-        # NaN marks what to leave out; a group without finite values is one of zeros.
-        some = _reduce(np.logical_or, finite, spec.granularity)
-        attributes = {"axis": 0, "block_size": 0} | spec.granularity.attributes
-        some = ops.expand(some, x.shape, **attributes, thing="x")
-        x = np.where(finite, x, np.where(some, np.nan, 0.0))
-    return _percentiles(x, spec, spec.percentile, low, high)
-
-
-def _percentiles(
-    x: Array, spec: QuantSpec, p: float, low: Array, high: Array
-) -> tuple[Array, Array]:
-    """The range between percentiles p and 100 - p of a group, or [-t, t] with t the percentile p
-    of its absolute values; the whole range where that is empty."""
-    if spec.symmetric:
-        upper = _group_percentile(np.abs(x), p, spec.granularity)
-        lower = -upper
-    else:
-        lower = np.minimum(_group_percentile(x, 100 - p, spec.granularity), 0.0)
-        upper = np.maximum(_group_percentile(x, p, spec.granularity), 0.0)
-    usable = upper > lower
-    return np.where(usable, lower, low), np.where(usable, upper, high)
-
-
-def _group_percentile(x: Array, p: float, granularity: Granularity) -> Array:
-    """The percentile p (linear interpolation, in float64) of each group, NaN left out."""
-    percentile = np.nanpercentile if np.isnan(x).any() else np.percentile
-    x = x.astype(np.float64)
-    if isinstance(granularity, PerTensor):
-        return np.asarray(percentile(x, p))
-    axis = granularity.axis
-    if isinstance(granularity, PerAxis):
-        others = tuple(i for i in range(x.ndim) if i != axis)
-        return np.asarray(percentile(x, p, axis=others) if others else x)
-    size = granularity.block_size
-    whole = x.shape[axis] // size * size
-    full, tail = np.split(x, [whole], axis=axis)
-    shape = (*x.shape[:axis], whole // size, size, *x.shape[axis + 1 :])
-    parts = [percentile(full.reshape(shape), p, axis=axis + 1)] if whole else []
-    if tail.shape[axis]:
-        parts.append(np.expand_dims(percentile(tail, p, axis=axis), axis))
-    return np.concatenate(parts, axis=axis)
-
-
-def _reduce(ufunc: np.ufunc, x: Array, granularity: Granularity) -> Array:
-    """ufunc over the elements of each group."""
-    if isinstance(granularity, PerTensor):
-        return np.asarray(ufunc.reduce(x, axis=None))
-    if isinstance(granularity, PerAxis):
-        others = tuple(i for i in range(x.ndim) if i != granularity.axis)
-        return np.asarray(ufunc.reduce(x, axis=others))
-    starts = np.arange(0, x.shape[granularity.axis], granularity.block_size)
-    return np.asarray(ufunc.reduceat(x, starts, axis=granularity.axis))

@@ -1,0 +1,161 @@
+"""Quantizes the tensors of a file, one by one, into another."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from qtool import engine, report
+from qtool.errors import UsageError
+from qtool.formats import Source, files
+from qtool.jobs import fusing, streams
+from qtool.jobs.given import Given
+from qtool.jobs.progress import Progress, Silent
+from qtool.layouts import Layout
+from qtool.layouts.dequantized import DequantizedSource
+from qtool.layouts.metadata import Description
+from qtool.layouts.writer import Writer
+from qtool.plan import Planned
+from qtool.stats import Stats
+from qtool.tensor import Outcome, QuantizedTensor, Target
+
+if TYPE_CHECKING:
+    from qtool.formats.onnx import OnnxSource
+
+
+class Taker(Protocol):
+    """Takes quantized tensors one by one."""
+
+    def add(self, name: str, tensor: QuantizedTensor) -> object: ...
+
+    def target(self, name: str) -> AbstractContextManager[Target]: ...
+
+
+class Job:
+    """Quantizes what the plan says and writes the file.
+
+    layout: of .safetensors and .npz files. absmax: the largest magnitude of tensors that share a
+    global scale with others, also in other files; None: shared in this file alone.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        plan: Sequence[Planned],
+        given: Given | None,
+        layout: Layout,
+        progress: Progress | None,
+        jobs: int,
+        absmax: Mapping[str, float] | None = None,
+    ) -> None:
+        self._source = source
+        self._plan = plan
+        self._given = given
+        self._layout = layout
+        self._progress = progress or Silent()
+        self._jobs = jobs
+        self._absmax = absmax
+        self.records: list[tuple[dict[str, Any], Stats]] = []
+
+    def write(self, path: Path, container: str, *, external_data: bool) -> None:
+        """Write the output to path, whole or not at all."""
+        if container == "onnx":
+            self._write_onnx(path, external_data=external_data)
+            return
+        quantized = [p for p in self._plan if p.stored is not None]
+        tensors = {p.info.name: p.stored for p in quantized if p.stored is not None}
+        original, kept = self._source, {}
+        copied = {p.info.name: p.entries for p in self._plan if p.spec is None}
+        if isinstance(self._source, DequantizedSource):
+            original = self._source.original
+            kept = {k: v for k, v in self._source.tensors.items() if k in copied}
+            copied |= {name: self._source.parts(name) for name in kept}
+            self._check_kept(kept)
+        with (
+            files.replacing(path) as temporary,
+            streams.named(temporary, str(path)),
+            Writer(
+                container,
+                temporary,
+                {p.info.name: p.parts for p in quantized},
+                [entry for entries in copied.values() for entry in entries],
+                description=Description(self._layout, {**kept, **tensors}),
+                source=original,
+            ) as writer,
+        ):
+            self._quantize_into(writer)
+            writer.copy_rest()
+
+    def _check_kept(self, kept: Collection[str]) -> None:
+        """Refuse two layouts in one file."""
+        layout = cast("DequantizedSource", self._source).layout
+        if kept and layout is not self._layout:
+            raise UsageError(
+                "--layout",
+                f"{next(iter(kept))} stays quantized in the {layout.name} layout",
+                "quantize all that is, or dequantize the file first",
+            )
+
+    def _write_onnx(self, path: Path, *, external_data: bool) -> None:
+        from qtool.layouts.onnx_qdq import OnnxQdq, Weight
+
+        weights = {
+            p.info.name: Weight(p.spec, p.stored.scale_dtype, has_zero_point=p.stored.zero_point)
+            for p in self._plan
+            if p.spec is not None and p.stored is not None
+        }
+        source = cast("OnnxSource", self._source)
+        with OnnxQdq(source, weights, path, external_data=external_data) as writer:
+            self._quantize_into(writer)
+
+    def absmax(self, names: Collection[str]) -> dict[str, float]:
+        """The largest magnitude of each of those tensors that are quantized."""
+        found = {}
+        for planned in self._plan:
+            info = planned.info
+            if planned.spec is not None and info.name in names:
+                asked = engine.request(info.name, info.shape, info.dtype, planned.spec)
+                with self._source.reading(info.name) as read:
+                    found[info.name] = engine.find_absmax(read, asked, jobs=self._jobs)
+        return found
+
+    def _shared_absmax(self) -> dict[str, float]:
+        """absmax() of what is fused, where global scales are chosen in this file alone."""
+        names = [p.info.name for p in self._plan if p.stored and p.stored.global_scale]
+        return fusing.shared(self.absmax(set(fusing.fused(names))))
+
+    def _quantize_into(self, writer: Taker) -> None:
+        quantized = [(p, p.spec) for p in self._plan if p.spec is not None]
+        shared = self._shared_absmax() if self._absmax is None else self._absmax
+        self._progress.begin(len(quantized), sum(p.info.nbytes for p, _ in quantized))
+        kernels_pay = engine.kernels_pay(sum(p.info.size for p, _ in quantized))
+        for planned, spec in quantized:
+            info = planned.info
+            scale, zero = (self._given and self._given.of(info.name)) or (None, None)
+            absmax = shared.get(info.name)
+            asked = engine.request(info.name, info.shape, info.dtype, spec, scale, zero, absmax)
+            if kernels_pay and info.size >= engine.TILES_PAY and engine.can_stream(asked):
+                outcome = self._stream(asked, writer)
+            else:
+                tensor = engine.plain.quantize(self._source.read(info.name), asked)
+                writer.add(info.name, tensor)
+                outcome = tensor.outcome
+                self._progress.advance(info.nbytes)
+            record = report.tensor_record(
+                info, outcome.describe(), outcome.stats, planned.bytes_after
+            )
+            self.records.append((record, outcome.stats))
+            self._progress.finish(info.name)
+
+    def _stream(self, asked: engine.Request, writer: Taker) -> Outcome:
+        from qtool.engine.stream import Stream
+        from qtool.kernels import machine
+
+        machine.load(self._progress.note)
+        with (
+            self._source.reading(asked.name) as read,
+            writer.target(asked.name) as target,
+        ):
+            return Stream(read, asked, self._jobs, self._progress.advance).quantize(target)

@@ -1,0 +1,70 @@
+"""What a file's own metadata says of the quantized tensors in it.
+
+The metadata key "qtool" holds JSON:
+
+    {"version": 1, "layout": NAME, "tensors": {NAME: {"dtype", "shape", "granularity", "axis",
+     "block_size", "scale_dtype", "source_dtype", "zero_point"}}, "stored": {NAME: dtype of an array
+     that NumPy has no name for}}
+
+"layout" is left out where it is the native one; "tile", "global_scale" and "activations" stand
+where there are such.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from qtool.errors import FormatError
+from qtool.formats import Entry, Source
+from qtool.layouts import LAYOUTS, Layout, native
+from qtool.layouts.stored import Stored
+
+VERSION = 1
+KEY = "qtool"
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The quantized tensors of a file by name, and the layout that they are stored in."""
+
+    layout: Layout = native
+    tensors: Mapping[str, Stored] = field(default_factory=dict)
+
+    def to_json(self, written: Iterable[Entry]) -> str:
+        """The value of the metadata key, for a file that holds what is written."""
+        unnamed = {e.name: e.dtype.name for e in written if e.dtype.numpy.isbuiltin != 1}
+        described = {name: stored.to_json() for name, stored in self.tensors.items()}
+        layout = {} if self.layout is native else {"layout": self.layout.name}
+        return json.dumps(
+            {"version": VERSION, **layout, "tensors": described, "stored": unnamed},
+            separators=(",", ":"),
+            ensure_ascii=False,
+        )
+
+
+def read_metadata(source: Source) -> Description:
+    """The quantized tensors of a file; none for a file that qtool did not quantize.
+
+    Raises FormatError for metadata that is damaged or of another version.
+    """
+    text = source.metadata.get(KEY)
+    if text is None:
+        return Description()
+    thing = f"{source.path}: metadata {KEY!r}"
+    try:
+        described = json.loads(text)
+        if described["version"] != VERSION:
+            raise FormatError(
+                thing,
+                f"version {described['version']!r} of the layout",
+                f"this qtool reads version {VERSION}",
+            )
+        layout = LAYOUTS[described.get("layout", native.name)]
+        tensors = described["tensors"].items()
+        return Description(layout, {name: Stored.from_json(fields) for name, fields in tensors})
+    except FormatError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise FormatError(thing, f"cannot be read ({error!r})", "the file is damaged") from error
