@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from qtool.formats import open as open
     from qtool.jobs.dequantize import dequantize_file as dequantize_file
     from qtool.jobs.dynamic import dynamic_file as dynamic_file
+    from qtool.jobs.finish import finish_folder as finish_folder
     from qtool.jobs.inspect import inspect_file as inspect_file
     from qtool.jobs.quantize import quantize_file as quantize_file
     from qtool.ops import dequantize_linear as dequantize_linear
@@ -39,6 +40,7 @@ _HOMES = {
     "dequantize_linear": "qtool.ops",
     "dynamic_file": "qtool.jobs.dynamic",
     "dynamic_quantize_linear": "qtool.ops",
+    "finish_folder": "qtool.jobs.finish",
     "inspect_file": "qtool.jobs.inspect",
     "onednn_quantize": "qtool.ops",
     "open": "qtool.formats",

@@ -20,6 +20,10 @@ class QtoolError(ValueError):
         self.remedy = remedy
         super().__init__(f"{thing}: {rule}" + (f"; {remedy}" if remedy else ""))
 
+    def __reduce__(self) -> tuple[type[QtoolError], tuple[str, str, str | None]]:
+        """How it comes out of another process."""
+        return type(self), (self.thing, self.rule, self.remedy)
+
 
 class SpecError(QtoolError):
     """An argument or a combination of arguments that the standard or qtool does not allow."""

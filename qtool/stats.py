@@ -8,6 +8,7 @@ in index order. All sums are float64, without fused multiply-add.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +83,22 @@ class Stats:
         }
         return figures
 
+    def to_json(self) -> dict[str, Any]:
+        """All of it, to the last bit, as plain data; floats as text in base 16."""
+        extremes = {name: getattr(self, name).hex() for name in _EXTREMES}
+        sums = [float(value).hex() for value in self.sums]
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        return counts | extremes | {"max_abs_error_at": self.max_abs_error_at, "sums": sums}
 
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Stats:
+        """What to_json() has given."""
+        extremes = {name: float.fromhex(fields[name]) for name in _EXTREMES}
+        sums = np.array([float.fromhex(value) for value in fields["sums"]])
+        return cls(**{**fields, **extremes, "sums": sums})
+
+
+_EXTREMES = ("min", "max", "max_abs_error")
 _COUNTS = (
     "elements",
     "nan_count",

@@ -37,6 +37,7 @@ def dequantize(
     block_size: options.BlockSize = None,
     source_dtype: options.SourceDtype = None,
     external_data: options.ExternalData = False,
+    resume: options.Resume = False,
     jobs: options.Jobs = None,
     force: options.Force = False,
     json: options.Json = False,
@@ -55,8 +56,7 @@ def dequantize(
             result = dequantize_file(
                 src, output, dtype=dtype, scale=scale, zero_point=zero_point, axis=axis,
                 block_size=block_size, source_dtype=source_dtype, external_data=external_data,
-                jobs=jobs,
-                force=force, progress=progress,
+                resume=resume, jobs=jobs, force=force, progress=progress,
             )  # fmt: skip
         if json:
             options.show(result)

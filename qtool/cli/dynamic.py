@@ -31,6 +31,9 @@ def dynamic(
     requantize: options.Requantize = False,
     allow_empty: options.AllowEmpty = False,
     report: options.ReportFile = None,
+    resume: options.Resume = False,
+    shards: options.Shards = None,
+    scheduler: options.Scheduler = None,
     jobs: options.Jobs = None,
     force: options.Force = False,
     json: options.Json = False,
@@ -49,6 +52,7 @@ def dynamic(
             result = dynamic_file(
                 src, output, dtype=dtype, source_dtype=source_dtype, include=include or (),
                 exclude=exclude or (), to=to, external_data=external_data, requantize=requantize,
-                allow_empty=allow_empty, report=report, jobs=jobs, force=force, progress=progress,
+                allow_empty=allow_empty, report=report, resume=resume, shards=shards,
+                scheduler=scheduler, jobs=jobs, force=force, progress=progress,
             )  # fmt: skip
         options.finish(result, json=json, quiet=quiet)

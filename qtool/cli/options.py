@@ -17,6 +17,7 @@ SCALES = "Scales"
 ARITHMETIC = "Arithmetic"
 SELECTION = "Selection"
 OUTPUT = "Output"
+FOLDERS = "Checkpoint folders"
 FLAG = " "  # a flag takes no value: no type beside it in --help
 
 
@@ -28,7 +29,9 @@ def words(*values: str) -> Callable[[], list[str]]:
 Source = Annotated[
     str,
     typer.Argument(
-        metavar="SRC", help="File to read: .npy, .npz, .safetensors or .onnx; - is standard input."
+        metavar="SRC",
+        help="File to read: .npy, .npz, .safetensors or .onnx, or a checkpoint folder; - is "
+        "standard input.",
     ),
 ]
 Target = Annotated[
@@ -37,7 +40,7 @@ Target = Annotated[
         "--output",
         "-o",
         metavar="DST",
-        help="File to write; - is standard output. \\[default: beside SRC]",
+        help="File or folder to write; - is standard output. \\[default: beside SRC]",
         show_default=False,
     ),
 ]
@@ -135,6 +138,31 @@ ReportFile = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        metavar=FLAG,
+        help="Go on with what an interrupted run has left in DST.partial.",
+        rich_help_panel=FOLDERS,
+    ),
+]
+Shards = Annotated[
+    str | None,
+    typer.Option(
+        metavar="K/N",
+        help="Do slice K of N alone; `qtool finish DST` puts the slices together.",
+        rich_help_panel=FOLDERS,
+    ),
+]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Do the shards on the Dask cluster whose scheduler is at tcp://HOST:PORT.",
+        rich_help_panel=FOLDERS,
+    ),
+]
 Jobs = Annotated[
     int | None,
     typer.Option(
@@ -147,7 +175,7 @@ Jobs = Annotated[
 ]
 Force = Annotated[
     bool,
-    typer.Option("--force", metavar=FLAG, help="Replace files that exist.", rich_help_panel=OUTPUT),
+    typer.Option("--force", metavar=FLAG, help="Replace what exists.", rich_help_panel=OUTPUT),
 ]
 Json = Annotated[
     bool,

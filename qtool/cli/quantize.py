@@ -220,6 +220,9 @@ def quantize(
     requantize: options.Requantize = False,
     allow_empty: options.AllowEmpty = False,
     report: options.ReportFile = None,
+    resume: options.Resume = False,
+    shards: options.Shards = None,
+    scheduler: options.Scheduler = None,
     jobs: options.Jobs = None,
     force: options.Force = False,
     json: options.Json = False,
@@ -247,6 +250,7 @@ def quantize(
                 narrow_range=narrow_range, negative_scale=negative_scale,
                 source_dtype=source_dtype, include=include or (), exclude=exclude or (), to=to,
                 external_data=external_data, requantize=requantize, allow_empty=allow_empty,
-                report=report, jobs=jobs, force=force, progress=progress,
+                report=report, resume=resume, shards=shards, scheduler=scheduler, jobs=jobs,
+                force=force, progress=progress,
             )  # fmt: skip
         options.finish(result, json=json, quiet=quiet)

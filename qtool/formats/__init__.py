@@ -114,11 +114,12 @@ CONTAINERS = ("npy", "npz", "safetensors", "onnx")
 
 
 def open(path: str | Path, *, source_dtype: DType | None = None) -> Source:
-    """Open a file of tensors; its content says what it is, and its name must agree.
+    """Open a file of tensors; its content says what it is, and its name must agree. A folder is a
+    checkpoint.
 
     A .npy array is called by the stem of its file's name. source_dtype: element type of arrays
     that NumPy saved as raw bytes.
-    Raises FormatError where the file is none of CONTAINERS or is damaged.
+    Raises FormatError where the file is none of CONTAINERS, or it or the folder is damaged.
     """
     path = Path(path)
     container = _container(path)
@@ -140,6 +141,10 @@ def open(path: str | Path, *, source_dtype: DType | None = None) -> Source:
         from qtool.formats.safetensors import SafetensorsSource
 
         return SafetensorsSource(path)
+    if container == "checkpoint":
+        from qtool.formats.checkpoint import CheckpointSource
+
+        return CheckpointSource(path)
     from qtool.formats.onnx import OnnxSource
 
     return OnnxSource(path)
@@ -163,7 +168,7 @@ def sink(container: str, path: Path, entries: Sequence[Entry], metadata: Mapping
 def _container(path: Path) -> str:
     """The container that the content shows; the name decides where it shows none."""
     if path.is_dir():
-        raise FormatError(str(path), "is a folder", "name a file in it")
+        return "checkpoint"
     try:
         with path.open("rb") as file:
             head = file.read(9)

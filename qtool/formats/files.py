@@ -56,20 +56,20 @@ def replacing(dst: Path, named: Callable[[], Path] | None = None) -> Iterator[Pa
 
     Raises OutputError where dst is no regular file or cannot be written.
     """
-    with _explained(dst):
+    with explained(dst):
         old = None if named else _existing(dst)
         target = Path(os.path.realpath(dst))
         _remove_leftovers(target)
     temporary = target.with_name(_prefix(target) + os.urandom(8).hex())
     descriptor = None
     try:
-        with _explained(dst):
+        with explained(dst):
             descriptor = _create(temporary, 0o666 if old is None else 0o600)
-        with _explained(dst, temporary):
+        with explained(dst, temporary):
             yield temporary
         if named:
             dst = named()
-        with _explained(dst):
+        with explained(dst):
             if named:
                 old, target = _existing(dst), Path(os.path.realpath(dst))
             if old is not None:
@@ -82,7 +82,7 @@ def replacing(dst: Path, named: Callable[[], Path] | None = None) -> Iterator[Pa
     finally:
         if descriptor is not None:
             os.close(descriptor)
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
 
 
 def is_being_written(dst: Path) -> bool:
@@ -99,19 +99,23 @@ def check_target(dst: Path, source: Path, *, force: bool) -> None:
     Raises OutputError where dst is the source under any name, exists although force is False,
     is no regular file, or lies in a folder that does not exist.
     """
-    with _explained(dst):
+    with explained(dst):
         old = _existing(dst)
-    folder = Path(os.path.realpath(dst)).parent
-    if not folder.is_dir():
-        raise OutputError(str(dst), f"the folder {folder} does not exist", _NO_FOLDER)
-    if not os.access(folder, os.W_OK):
-        raise OutputError(str(dst), f"the folder {folder} cannot be written", _NOT_PERMITTED)
+    check_folder(dst, Path(os.path.realpath(dst)).parent)
     if old is None:
         return
     if source.exists() and os.path.samestat(old, source.stat()):
         raise OutputError(str(dst), f"is the source, {source}", "choose another name")
     if not force:
         raise OutputError(str(dst), "exists already", "choose another name or --force")
+
+
+def check_folder(dst: Path, folder: Path) -> None:
+    """Refuse a folder for dst that is not there or cannot be written, with an OutputError."""
+    if not folder.is_dir():
+        raise OutputError(str(dst), f"the folder {folder} does not exist", _NO_FOLDER)
+    if not os.access(folder, os.W_OK):
+        raise OutputError(str(dst), f"the folder {folder} cannot be written", _NOT_PERMITTED)
 
 
 @contextmanager
@@ -136,13 +140,13 @@ def spooled(stream: BinaryIO) -> Iterator[Path]:
 
 def copy_to(path: Path, stream: BinaryIO) -> None:
     """Copy a finished file to standard output; BrokenPipeError is the caller's."""
-    with path.open("rb") as file, _explained("standard output"):
+    with path.open("rb") as file, explained("standard output"):
         shutil.copyfileobj(file, stream, _PIECE)
         stream.flush()
 
 
 @contextmanager
-def _explained(thing: Path | str, temporary: Path | None = None) -> Iterator[None]:
+def explained(thing: Path | str, temporary: Path | None = None) -> Iterator[None]:
     """Turn an OSError with a known remedy into an OutputError about thing.
 
     With temporary, only errors about that file or an unnamed one; others have other causes.
@@ -216,7 +220,7 @@ def _take_over(old: os.stat_result, descriptor: int) -> None:
     os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a rename survive a power cut, where the file system lets folders be flushed."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)

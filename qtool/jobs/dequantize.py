@@ -13,9 +13,11 @@ from qtool.dtypes import DTYPES, DType, DTypeLike, resolve
 from qtool.errors import FormatError, SpecError, UsageError, usage_errors
 from qtool.formats import Entry, Source, files, sink
 from qtool.jobs import streams
+from qtool.jobs.division import Division
 from qtool.jobs.given import Given, GivenValue
 from qtool.jobs.progress import Progress, Silent
 from qtool.layouts.dequantized import DequantizedSource
+from qtool.layouts.metadata import read_metadata
 from qtool.recipe import SOURCE_FLOATS
 from qtool.spec import (
     SCALE_DTYPES,
@@ -49,6 +51,7 @@ def dequantize_file(
     block_size: int | None = None,
     source_dtype: DTypeLike | None = None,
     external_data: bool = False,
+    resume: bool = False,
     jobs: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
@@ -59,6 +62,7 @@ def dequantize_file(
     dtype: float32, float16, bfloat16 (the product is rounded once to it) or float64 (of float32
         values).
     scale, zero_point, axis, block_size: for a .npy of codes, which holds none of them.
+    resume: go on with what an earlier run for a folder has left.
     jobs: threads for large tensors; None: the cores that the process may use.
     Returns what was done as plain data. Raises QtoolError; dst is then as it was.
     """
@@ -71,9 +75,19 @@ def dequantize_file(
             f"{output} is not a float type to dequantize to",
             "use float32, float16, bfloat16 or float64",
         )
+    parameters = (scale, zero_point, axis, block_size)
+    if Path(src).is_dir():
+        from qtool.jobs.dequantize_folder import dequantize_folder
+
+        _check_no_parameters("a folder of", parameters)
+        streams.check_folder(None, external_data=external_data)
+        return dequantize_folder(
+            src, dst, output, source_dtype=source_dtype, resume=resume, jobs=jobs, force=force,
+            progress=progress,
+        )  # fmt: skip
+    Division(resume).check_unused(src)
     with streams.opened(src, source_dtype) as source:
         name, container = streams.target(src, dst, None, source.container, output.name)
-        parameters = (scale, zero_point, axis, block_size)
         _check_usage(source, name, container, parameters, external_data=external_data)
         streams.check_target(streams.source_files(src, source), name, force=force)
         with streams.placed(name, f"{source.path.stem}.{container}") as path:
@@ -83,21 +97,14 @@ def dequantize_file(
             elif container == "onnx":
                 done = job.write_onnx(path, external_data=external_data)
             else:
+                check_quantized(source)
                 done = job.write_native(path)
             written = streams.written(path, name, container)
         return {
             "command": "dequantize",
             "source": {"name": str(src), "container": container, "bytes": source.nbytes},
             "output": written,
-            "tensors": [
-                {
-                    "name": name,
-                    "shape": list(shape),
-                    "source_dtype": codes.name,
-                    "dtype": output.name,
-                }
-                for name, shape, codes in done
-            ],
+            "tensors": described(done, output),
             "seconds": round(time.perf_counter() - started, 6),
         }
 
@@ -112,14 +119,34 @@ def _check_usage(
             f"{source.container} is dequantized to the same container",
             f"end its name in .{source.container}",
         )
-    if container != "npy" and any(given is not None for given in parameters):
+    if container != "npy":
+        _check_no_parameters(container, parameters)
+    if external_data and container != "onnx":
+        raise UsageError("--external-data", f"{container} has none", "it is for ONNX models")
+
+
+def _check_no_parameters(container: str, parameters: _Parameters) -> None:
+    if any(given is not None for given in parameters):
         raise UsageError(
             "--scale",
             f"{container} files hold their own scales",
             "leave --scale, --zero-point, --axis and --block-size out",
         )
-    if external_data and container != "onnx":
-        raise UsageError("--external-data", f"{container} has none", "it is for ONNX models")
+
+
+def check_quantized(source: Source) -> None:
+    """Refuse a file that qtool did not quantize."""
+    if not read_metadata(source).tensors:
+        raise FormatError(
+            str(source.path),
+            "holds nothing that qtool quantized",
+            "give a file that `qtool quantize` wrote",
+        )
+
+
+def write(source: Source, output: DType, path: Path, jobs: int, progress: Progress) -> list[Done]:
+    """Write one .safetensors file with its tensors dequantized, whichever are quantized."""
+    return _Job(source, output, progress, jobs).write_native(path)
 
 
 def _given_codes(
@@ -134,6 +161,14 @@ def _given_codes(
     if block_size is not None:
         return Given(scale, zero_point), Blocked(-1 if axis is None else axis, block_size)
     return Given(scale, zero_point), PerTensor() if axis is None else PerAxis(axis)
+
+
+def described(done: Sequence[Done], output: DType) -> list[dict[str, Any]]:
+    """What is said of dequantized tensors."""
+    return [
+        {"name": name, "shape": list(shape), "source_dtype": codes.name, "dtype": output.name}
+        for name, shape, codes in done
+    ]
 
 
 class _Job:
@@ -185,12 +220,6 @@ class _Job:
         """A file that qtool quantized."""
         readable = DequantizedSource(self._source, self._output)
         tensors = readable.tensors
-        if not tensors:
-            raise FormatError(
-                str(self._source.path),
-                "holds nothing that qtool quantized",
-                "give a file that `qtool quantize` wrote",
-            )
         infos = readable.infos()
         entries = [Entry(info.name, info.dtype, info.shape) for info in infos]
         self._begin([(stored.dtype, stored.shape) for stored in tensors.values()])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 
 from qtool.dtypes import DTypeLike
 from qtool.errors import usage_errors
+from qtool.jobs.division import Division
 from qtool.jobs.progress import Progress
 from qtool.jobs.quantize import run
 from qtool.recipe import Recipe
@@ -27,6 +29,9 @@ def dynamic_file(
     requantize: bool = False,
     allow_empty: bool = False,
     report: str | Path | None = None,
+    resume: bool = False,
+    shards: str | None = None,
+    scheduler: str | Executor | None = None,
     jobs: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
@@ -52,6 +57,7 @@ def dynamic_file(
         requantize=requantize,
         allow_empty=allow_empty,
         report_to=report,
+        division=Division.of(resume=resume, shards=shards, scheduler=scheduler),
         jobs=jobs,
         force=force,
         progress=progress,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,13 @@ class Given:
             )
         return scale, zero_point
 
+    def part(self, names: Iterable[str]) -> Given:
+        """The same, as far as it is about these tensors."""
+        part, wanted = copy(self), set(names)
+        part._scales = _only(self._scales, wanted)
+        part._zero_points = None if self._zero_points is None else _only(self._zero_points, wanted)
+        return part
+
     def header(self, name: str) -> tuple[DType | None, bool] | None:
         """The type of the given scale (None for a plain number), and whether there is a zero
         point."""
@@ -93,6 +101,12 @@ class Given:
 
 
 _Values = Array | Mapping[str, tuple[Array | None, Array | None]]
+
+
+def _only(values: _Values, names: set[str]) -> _Values:
+    if isinstance(values, np.ndarray):
+        return values
+    return {name: found for name, found in values.items() if name in names}
 
 
 def _parameters(source: formats.Source) -> dict[str, tuple[Array | None, Array | None]]:

@@ -35,3 +35,14 @@ class Silent:
     def finish(self, name: str) -> None: ...
 
     def note(self, text: str) -> None: ...
+
+
+class Part:
+    """Progress of one of several pieces of work, which have begun together."""
+
+    def __init__(self, whole: Progress) -> None:
+        self.advance = whole.advance
+        self.finish = whole.finish
+        self.note = whole.note
+
+    def begin(self, tensors: int, nbytes: int) -> None: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from qtool import engine, report
 from qtool.dtypes import DType, DTypeLike
 from qtool.errors import UsageError, usage_errors
 from qtool.jobs import screening, streams
+from qtool.jobs.division import Division
 from qtool.jobs.given import Given, GivenValue
 from qtool.jobs.progress import Progress
 from qtool.jobs.tensors import Job
@@ -55,18 +57,24 @@ def quantize_file(
     requantize: bool = False,
     allow_empty: bool = False,
     report: str | Path | None = None,
+    resume: bool = False,
+    shards: str | None = None,
+    scheduler: str | Executor | None = None,
     jobs: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Quantize a .npy, .npz, .safetensors or ONNX file; the arguments are the command line's.
+    """Quantize a .npy, .npz, .safetensors or ONNX file, or a checkpoint folder; the arguments are
+    the command line's.
 
     src, dst: file names, "-" for standard input and output. dst None: STEM.DTYPE.CONTAINER beside
-        src. report: where its JSON goes; None: STEM.report.json beside a named dst.
+        src, or FOLDER-DTYPE. report: where its JSON goes; None: STEM.report.json beside a named
+        dst.
     dtype ... negative_scale: see QuantSpec. axis, block_size, tile: see Recipe. scale, zero_point:
         see Given. preset: gives those of them that are None, see presets.
     layout: how quantized tensors are spelled, see layouts; None: "native", or "qdq" in ONNX.
     activations: "dynamic": readers are to quantize activations too, where the layout can say it.
+    resume, shards, scheduler: see Division; a slice's Report is on its own shards and not written.
     jobs: threads for large tensors; None: the cores that the process may use.
     Returns the Report. Raises QtoolError; dst is then as it was.
     """
@@ -100,6 +108,7 @@ def quantize_file(
         requantize=requantize,
         allow_empty=allow_empty,
         report_to=report,
+        division=Division.of(resume=resume, shards=shards, scheduler=scheduler),
         jobs=jobs,
         force=force,
         progress=progress,
@@ -147,11 +156,22 @@ def run(
     requantize: bool,
     allow_empty: bool,
     report_to: str | Path | None,
+    division: Division,
     jobs: int | None,
     force: bool,
     progress: Progress | None,
 ) -> Report:
     """Quantize src into dst by recipe; see quantize_file. tag: part of the default name."""
+    if Path(src).is_dir():
+        from qtool.jobs.quantize_folder import quantize_folder
+
+        streams.check_folder(to, external_data=external_data)
+        return quantize_folder(
+            command, src, dst, recipe, given, tag=tag, layout=layout, source_dtype=source_dtype,
+            requantize=requantize, allow_empty=allow_empty, report_to=report_to,
+            division=division, jobs=jobs, force=force, progress=progress,
+        )  # fmt: skip
+    division.check_unused(src)
     started = time.perf_counter()
     with streams.opened(src, source_dtype) as source:
         bare = source.container == "npy"
@@ -187,7 +207,7 @@ def run(
                 "tensors": len(plan),
             },
             written,
-            _settings(recipe, given, layout, requantize=requantize),
+            settings(recipe, given, layout, requantize=requantize),
             job.records,
             [(p.info.name, p.reason) for p in plan if p.reason is not None],
             screening.warnings(recipe, plan, container, readable)
@@ -230,7 +250,7 @@ def _check_usage(
         raise UsageError("--block-size", f"{block_size} is not positive", "use for example 32")
 
 
-def _settings(
+def settings(
     recipe: Recipe, given: Given | None, layout: str | None, *, requantize: bool
 ) -> dict[str, Any]:
     """The choices that decide the output, for the report."""

@@ -83,6 +83,14 @@ def target(
     return str(dst), to or suffix
 
 
+def check_folder(to: str | None, *, external_data: bool) -> None:
+    """Refuse options of single files for a folder."""
+    if to is not None:
+        raise UsageError("--to", "a folder stays a folder of .safetensors", "leave it out")
+    if external_data:
+        raise UsageError("--external-data", "a folder has none", "it is for ONNX models")
+
+
 def source_files(src: str | Path, source: formats.Source) -> list[Path]:
     """The files that a command reads and must not write: the source and an ONNX model's data."""
     named = [] if str(src) == STANDARD else [Path(src)]

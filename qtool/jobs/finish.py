@@ -1,0 +1,71 @@
+"""qtool finish: the folder of shards that several processes have made."""
+
+from __future__ import annotations
+
+import time
+from functools import partial as bound
+from pathlib import Path
+from typing import Any, cast
+
+from qtool import __version__, engine
+from qtool.errors import OutputError
+from qtool.formats import folders
+from qtool.formats.checkpoint import CheckpointSource
+from qtool.formats.folders import Partial
+from qtool.jobs import folder, shards, streams
+from qtool.jobs.folder import Run
+from qtool.jobs.quantize_folder import report_of
+from qtool.jobs.shards import Record
+
+
+def finish_folder(
+    dst: str | Path,
+    *,
+    report: str | Path | None = None,
+    jobs: int | None = None,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Check every shard in DST.partial, complete the folder and let it appear as dst.
+
+    report, jobs, force: as in quantize_file. Returns the Report.
+    Raises QtoolError where a shard is missing, or is not that of the source, settings and version
+    that the slices were begun with; nothing is lost then.
+    """
+    started = time.perf_counter()
+    partial = Partial(dst)
+    if not partial.is_started:
+        raise OutputError(
+            str(partial.path), "has no shards", "make them by `qtool quantize --shards K/N`"
+        )
+    with partial.held():
+        run = Run.load(partial.run)
+        if run.version != __version__:
+            rule = f"is made by qtool {run.version}, this is {__version__}"
+            raise OutputError(str(partial.path), rule, "finish it with that one")
+        if run.command == "dequantize":
+            raise OutputError(
+                str(partial.path), "is of a run without slices", "go on with it by --resume"
+            )
+        with streams.opened(run.path) as opened:
+            source = cast(CheckpointSource, opened)
+            if not partial.is_published:
+                folders.check_target(partial.dst, source.path, force=force)
+            report_path = folder.report_path(report, partial)
+            streams.check_report(report_path, [source.path, partial.dst], force=force)
+            records = _records(run, source, partial, jobs or engine.default_jobs())
+            result = bound(report_of, started=started)
+            return folder.conclude(run, source, partial, records, result, report_path)
+
+
+def _records(run: Run, source: CheckpointSource, partial: Partial, jobs: int) -> list[Record]:
+    """The records of all shards, each proven complete."""
+    if list(source.shards) != list(run.keys):
+        rule = "has other shards than those that were begun with"
+        raise OutputError(str(source.path), rule, f"remove {partial.path} and begin anew")
+    found = {name: shards.proven(place, jobs) for name, place in run.places(partial).items()}
+    missing = [name for name, record in found.items() if record is None]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        rule = f"lacks {missing[0]}{more}, or it is not proven complete"
+        raise OutputError(str(partial.path), rule, "run the slices that are left, then finish")
+    return [record for record in found.values() if record is not None]

@@ -1,0 +1,219 @@
+"""A folder built shard by shard, to be gone on with after an interruption or by other processes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from qtool import engine
+from qtool.errors import FormatError, OutputError, UsageError
+from qtool.formats import files, folders
+from qtool.formats.carried import others
+from qtool.formats.checkpoint import CONFIG, INDEX, CheckpointSource, shard_of, weight_map
+from qtool.formats.folders import Partial
+from qtool.jobs import shards, streams
+from qtool.jobs.division import Division
+from qtool.jobs.progress import Progress
+from qtool.jobs.shards import Place, Record, Task, Work
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a folder is built from, as plain data, so that another process can finish it.
+
+    source: as the user calls it. path: the same, absolute. settings: for the report. keys: of each
+    shard, see Place. config: entries that config.json gets.
+    """
+
+    command: str
+    version: str
+    source: str
+    path: str
+    settings: dict[str, Any]
+    keys: dict[str, str]
+    warnings: list[str]
+    config: dict[str, Any]
+
+    def save(self, path: Path) -> None:
+        with files.replacing(path) as temporary:
+            temporary.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Run:
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise FormatError(str(path), f"cannot be read: {error}", "remove its folder") from error
+
+    def gives_the_same_as(self, other: Run) -> bool:
+        """Whether the result is the same, as long as the source is."""
+        return (self.command, self.version, self.path, self.keys, self.config) == (
+            other.command, other.version, other.path, other.keys, other.config)  # fmt: skip
+
+    def places(self, partial: Partial) -> dict[str, Place]:
+        """The files of every shard; absolute, for workers that stand elsewhere."""
+        return {
+            name: Place(
+                Path(self.path, name),
+                partial.folder / name,
+                partial.records / f"{name}.json",
+                key,
+                self.version,
+            )
+            for name, key in self.keys.items()
+        }
+
+
+# Makes the result of a command from the folders as a report calls them, and the records of shards.
+Result = Callable[[Run, dict[str, Any], dict[str, Any], Sequence[Record]], dict[str, Any]]
+
+
+def target(src: str | Path, dst: str | Path | None, tag: str) -> str:
+    """The name of the output: dst, or the source's with the tag."""
+    if dst is None:
+        path = Path(src)
+        path = path.resolve() if path.name in ("", "..") else path
+        return f"{path}-{tag}"
+    if str(dst) == streams.STANDARD:
+        raise UsageError("-o -", "standard output cannot carry a folder", "name a folder with -o")
+    return str(dst)
+
+
+def report_path(report: str | Path | None, partial: Partial) -> Path:
+    """Where the report goes: as asked, or beside DST as DST.report.json."""
+    return streams.report_path(report, "-") or Path(f"{partial.dst}.report.json")
+
+
+@contextmanager
+def building(
+    partial: Partial, run: Run, sources: Sequence[Path], division: Division, *, force: bool
+) -> Iterator[None]:
+    """Hold DST.partial while shards are made; it is kept after an error if any of them is done.
+
+    Raises OutputError where DST must not be written, another process is at work, or an earlier
+    run has left something that this one is not to go on with.
+    """
+    if not (division.resume and partial.is_published):
+        for source in sources:
+            folders.check_target(partial.dst, source, force=force)
+    with partial.held(shared=division.slice is not None):
+        if partial.is_started:
+            _check_left(partial, run, division)
+        if not partial.is_published:
+            partial.start()
+            run.save(partial.run)
+        try:
+            yield
+        except BaseException:
+            if division.slice is None and not any(partial.records.iterdir()):
+                partial.discard()
+            raise
+
+
+def _check_left(partial: Partial, run: Run, division: Division) -> None:
+    """Refuse what an earlier run has left, where it is not to be gone on with."""
+    same = Run.load(partial.run).gives_the_same_as(run)
+    if division.slice is not None and not same:
+        rule = "is of a run with another source or other settings"
+        raise OutputError(str(partial.path), rule, "finish that one, or remove the folder")
+    if division.slice is None and not division.resume:
+        rule = "is left by an earlier run"
+        raise OutputError(str(partial.path), rule, "go on with it by --resume, or remove it")
+    if partial.is_published and not same:
+        raise OutputError(str(partial.path), "is left by a run that has ended", "remove it")
+
+
+def build(
+    run: Run,
+    works: Mapping[str, Work],
+    partial: Partial,
+    division: Division,
+    jobs: int | None,
+    progress: Progress,
+) -> list[Record]:
+    """Make the shards that are not proven complete; the records of all that were asked for."""
+    places = run.places(partial)
+    names = division.of_names(list(places))
+    threads = jobs or engine.default_jobs()
+    found = {name: shards.proven(places[name], threads) for name in names}
+    done = {name: record for name, record in found.items() if record is not None}
+    tasks = [Task(places[name], works[name], jobs) for name in names if name not in done]
+    if tasks and partial.is_published:
+        rule = "is left by a run whose result has been changed since"
+        raise OutputError(str(partial.path), rule, "remove it")
+    with division.executor() as executor:
+        for task, record in shards.run_all(tasks, executor, progress):
+            done[task.place.target.name] = record
+    return [done[name] for name in names]
+
+
+def conclude(
+    run: Run,
+    source: CheckpointSource,
+    partial: Partial,
+    records: Sequence[Record],
+    result: Result,
+    report: Path | None,
+) -> dict[str, Any]:
+    """Complete the folder, let it appear, and write the report."""
+    if not partial.is_published:
+        _complete(run, source, partial.folder)
+        partial.publish()
+    made = described(run, partial.dst, records, result)
+    streams.write_report(made, report)
+    partial.discard()
+    return made
+
+
+def described(run: Run, output: Path, records: Sequence[Record], result: Result) -> dict[str, Any]:
+    """The result of the command on these shards, which are in a folder that is called output."""
+    before, after = (
+        sum(int(getattr(record, side)["bytes"]) for record in records)
+        for side in ("source", "output")
+    )
+    return result(
+        run,
+        {"name": run.source, "container": "checkpoint", "bytes": before},
+        {"name": str(output), "container": "checkpoint", "bytes": after,
+         "external_data": None},
+        records,
+    )  # fmt: skip
+
+
+def _complete(run: Run, source: CheckpointSource, folder: Path) -> None:
+    """All that a folder holds besides its shards, and nothing else."""
+    carried = others(source.path, source.shards).carried
+    for path in carried:
+        folders.put(source.path / path, folder / path)
+    if run.config:
+        _write_json(folder / CONFIG, source.config | run.config)
+    else:
+        folders.put(source.path / CONFIG, folder / CONFIG)
+    made = {name: shard_of(folder, name) for name in source.shards}
+    wanted = {CONFIG, *carried, *made}
+    if source.index is not None:
+        total = sum(info.nbytes for shard in made.values() for info in shard.infos)
+        metadata = source.index.get("metadata", {}) | {"total_size": total}
+        index = source.index | {"metadata": metadata, "weight_map": weight_map(made)}
+        _write_json(folder / INDEX, index, sort_keys=True)
+        wanted.add(INDEX)
+    for path in folders.paths(folder) - wanted:
+        _remove(folder, path)
+
+
+def _write_json(path: Path, document: Mapping[str, Any], *, sort_keys: bool = False) -> None:
+    with files.replacing(path) as temporary:
+        text = json.dumps(document, indent=2, sort_keys=sort_keys) + "\n"
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _remove(folder: Path, path: str) -> None:
+    """Remove what a killed run, or one of another source, has left."""
+    (folder / path).unlink()
+    with suppress(OSError):
+        os.removedirs((folder / path).parent)

@@ -1,0 +1,180 @@
+"""qtool quantize and qtool dynamic of a checkpoint folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial as bound
+from pathlib import Path
+from typing import Any, cast
+
+from qtool import __version__, formats, report
+from qtool.dtypes import DTypeLike
+from qtool.errors import OutputError, UsageError
+from qtool.formats.carried import others
+from qtool.formats.checkpoint import CheckpointSource
+from qtool.formats.folders import Partial
+from qtool.jobs import fingerprint, folder, quantize, screening, streams
+from qtool.jobs.division import Division
+from qtool.jobs.folder import Run
+from qtool.jobs.given import Given
+from qtool.jobs.progress import Progress, Silent
+from qtool.jobs.shards import Record
+from qtool.plan import Planned, make_plan
+from qtool.recipe import Recipe
+from qtool.report import Report
+from qtool.stats import Stats
+
+
+@dataclass(frozen=True)
+class QuantizeShard:
+    """The work on one shard. given: scales of its tensors that the user gives."""
+
+    plan: tuple[Planned, ...]
+    given: Given | None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        quantized = [p.info.nbytes for p in self.plan if p.spec is not None]
+        return len(quantized), sum(quantized)
+
+    def key(self, settings: Mapping[str, Any]) -> str:
+        """Differs wherever the result of the same source would."""
+        words = [json.dumps(settings).encode(), repr(self.plan).encode()]
+        return fingerprint.of_words([*words, *_words(self.plan, self.given)])
+
+    def write(self, source: Path, target: Path, jobs: int, progress: Progress) -> dict[str, Any]:
+        with closing(formats.open(source)) as opened:
+            readable = screening.readable(opened, requantize=True)
+            records = quantize.write(readable, self.plan, self.given, target, jobs, progress)
+        return {
+            "tensors": [record | {"stats": stats.to_json()} for record, stats in records],
+            "skipped": [[p.info.name, p.reason] for p in self.plan if p.reason is not None],
+        }
+
+
+def quantize_folder(
+    command: str,
+    src: str | Path,
+    dst: str | Path | None,
+    recipe: Recipe,
+    given: Given | None,
+    *,
+    tag: str,
+    source_dtype: DTypeLike | None,
+    requantize: bool,
+    allow_empty: bool,
+    report_to: str | Path | None,
+    division: Division,
+    jobs: int | None,
+    force: bool,
+    progress: Progress | None,
+) -> Report:
+    """Quantize every shard of a folder; see quantize.run. With a slice: those shards alone, and
+    a report on them that is not written."""
+    started = time.perf_counter()
+    if division.slice is not None and report_to is not None:
+        raise UsageError("--report", "a slice has none", "give it to `qtool finish`")
+    partial = Partial(folder.target(src, dst, tag))
+    with streams.opened(src, source_dtype) as opened:
+        source = cast(CheckpointSource, opened)
+        sources = [Path(src), *(given.paths if given else [])]
+        report_path = folder.report_path(report_to, partial)
+        streams.check_report(report_path, [*sources, partial.dst], force=force)
+        readable = screening.readable(source, requantize=requantize)
+        plan = make_plan(
+            screening.marked(readable), recipe, None if given is None else given.header
+        )
+        screening.check_something(plan, recipe, source, allow_empty=allow_empty)
+        _check_names(plan)
+        works = _works(source, plan, given)
+        settings = quantize.settings(recipe, given, requantize=requantize)
+        warnings = screening.warnings(recipe, plan, source.container, readable)
+        run = Run(
+            command, __version__, str(src), str(Path(src).absolute()), settings,
+            {name: work.key(settings) for name, work in works.items()},
+            warnings + _left_out(source), {},
+        )  # fmt: skip
+        result = bound(report_of, started=started)
+        with folder.building(partial, run, sources, division, force=force):
+            records = folder.build(run, works, partial, division, jobs, progress or Silent())
+            if division.slice is not None:
+                return folder.described(run, partial.path, records, result)
+            return folder.conclude(run, source, partial, records, result, report_path)
+
+
+def report_of(
+    run: Run,
+    source: dict[str, Any],
+    output: dict[str, Any],
+    records: Sequence[Record],
+    *,
+    started: float,
+) -> Report:
+    """The Report on these shards. started: when the command began, by time.perf_counter()."""
+    found = [tensor for record in records for tensor in record.findings["tensors"]]
+    skipped = [(n, reason) for record in records for n, reason in record.findings["skipped"]]
+    tensors = [
+        ({k: v for k, v in tensor.items() if k != "stats"}, Stats.from_json(tensor["stats"]))
+        for tensor in found
+    ]
+    return report.build(
+        run.command,
+        source | {"tensors": len(tensors) + len(skipped)},
+        output,
+        run.settings,
+        tensors,
+        skipped,
+        run.warnings + screening.nonfinite_warnings(stats for _, stats in tensors),
+        time.perf_counter() - started,
+    )
+
+
+def _works(
+    source: CheckpointSource, plan: Sequence[Planned], given: Given | None
+) -> dict[str, QuantizeShard]:
+    """The work on each shard."""
+    planned = {p.info.name: p for p in plan}
+    works = {}
+    for name, shard in source.shards.items():
+        own = tuple(planned[info.name] for info in shard.infos if info.name in planned)
+        part = None if given is None else given.part([p.info.name for p in own])
+        works[name] = QuantizeShard(own, part)
+    return works
+
+
+def _check_names(plan: Sequence[Planned]) -> None:
+    """Refuse w.scale in one shard beside a w that is quantized in another."""
+    taken: dict[str, str] = {}
+    for planned in plan:
+        for entry in planned.entries:
+            if entry.name in taken:
+                one, other = sorted({planned.info.name, taken[entry.name], entry.name})[:2]
+                quantized = one if entry.name != one else other
+                raise OutputError(
+                    f"tensor {entry.name}",
+                    f"its name is needed for parameters of {quantized}",
+                    f"rename it in the source, or use --exclude '{quantized}'",
+                )
+            taken[entry.name] = planned.info.name
+
+
+def _words(plan: Sequence[Planned], given: Given | None) -> Iterator[bytes]:
+    """The given scales and zero points of the tensors, as bytes."""
+    for planned in plan if given is not None else ():
+        for array in given.of(planned.info.name) or () if given is not None else ():
+            if array is not None:
+                yield f"{planned.info.name} {array.dtype} {array.shape}".encode()
+                yield array.tobytes()
+
+
+def _left_out(source: CheckpointSource) -> list[str]:
+    """A warning about what the source's folder has and the output's will not."""
+    paths = others(source.path, source.shards).left_out
+    if not paths:
+        return []
+    shown = [*paths[:5], *([f"{len(paths) - 5} more"] if len(paths) > 5 else [])]
+    return [f"left out, as other copies of the weights or leftovers: {', '.join(shown)}"]
