@@ -79,7 +79,7 @@ def test_arguments_are_the_options_of_the_command_with_their_defaults(command: s
 
 PUBLIC = [
     *SIGNATURES, "QuantSpec", "quantize_file", "dynamic_file", "dequantize_file", "inspect_file",
-    "open", "QtoolError", "QuantizedTensor",
+    "finish_folder", "open", "QtoolError", "QuantizedTensor",
 ]  # fmt: skip
 
 
@@ -144,8 +144,11 @@ def test_quantize_file_takes_arrays_and_paths_and_returns_the_report(tmp_path: P
 
 
 def test_errors_are_value_errors_with_thing_rule_and_remedy(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is a folder") as caught:
+    with pytest.raises(ValueError, match="is a folder without") as caught:
         qtool.open(tmp_path)
     assert isinstance(caught.value, qtool.QtoolError)
-    assert (caught.value.thing, caught.value.rule) == (str(tmp_path), "is a folder")
-    assert caught.value.remedy == "name a file in it"
+    assert (caught.value.thing, caught.value.rule) == (
+        str(tmp_path),
+        "is a folder without config.json",
+    )
+    assert caught.value.remedy == "name a checkpoint folder, or a file in it"

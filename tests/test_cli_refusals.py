@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 ARGUMENTS: list[Any] = [  # arguments after "quantize", exit code, what the line says
     pytest.param("gone.npy --dtype int8", 1, "gone.npy: cannot be read: No such file",
                  id="missing"),
-    pytest.param(". --dtype int8", 1, ".: is a folder", id="folder"),
+    pytest.param(". --dtype int8", 1, ".: is a folder without config.json", id="folder"),
     pytest.param("other.json --dtype int8", 1,
                  "other.json: holds no .npy, .npz, .safetensors or ONNX data", id="other-file"),
     pytest.param("x.npy --dtype int9", 2, "'int9' is not an element type; use one of int2, uint2",

@@ -8,6 +8,7 @@ snapshots/REVISION holds links into ../../blobs, is known to be laid out so.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -50,9 +51,10 @@ class CheckpointSource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        _check_kind(path)
         self.config = _document(path, CONFIG)
         self.index: dict[str, Any] | None = None
-        if (path / INDEX).exists():
+        if os.path.lexists(path / INDEX):
             self.index = _document(path, INDEX)
             placed = _weight_map(self.index, f"{path / INDEX}")
             _check_single(path, placed)
@@ -130,6 +132,16 @@ def weight_map(shards: Mapping[str, Shard]) -> dict[str, str]:
     return dict(sorted((info.name, name) for name, s in shards.items() for info in s.infos))
 
 
+def _check_kind(folder: Path) -> None:
+    """Refuse a folder that does not look like a checkpoint."""
+    if not os.path.lexists(folder / CONFIG):
+        rule = f"is a folder without {CONFIG}"
+        raise FormatError(str(folder), rule, "name a checkpoint folder, or a file in it")
+    if not any(os.path.lexists(folder / name) for name in (SINGLE, INDEX)):
+        rule = f"has neither {SINGLE} nor {INDEX}"
+        raise FormatError(str(folder), rule, "name a checkpoint folder, or a file in it")
+
+
 def _document(folder: Path, name: str) -> dict[str, Any]:
     """The object in a JSON file, no name in it twice."""
     path = inside(folder, name)
@@ -174,7 +186,7 @@ def _weight_map(index: dict[str, Any], thing: str) -> dict[str, str]:
 
 def _check_single(folder: Path, placed: Mapping[str, str]) -> None:
     """Refuse a model.safetensors that the index does not know of."""
-    if (folder / SINGLE).exists() and SINGLE not in placed.values():
+    if os.path.lexists(folder / SINGLE) and SINGLE not in placed.values():
         raise FormatError(
             str(folder),
             f"holds {SINGLE} and {INDEX}, which does not name it",
