@@ -21,12 +21,12 @@ def layer(dtype: str = "F32") -> NDArray[np.generic]:
     return (values * np.float32(0.02)).astype(ELEMENTS[dtype])
 
 
-def safetensors(path: Path, dtype: str, gigabytes: float) -> Path:
-    """A .safetensors file of as many layers as fit."""
+def safetensors(path: Path, dtype: str, gigabytes: float, first: int = 0) -> Path:
+    """A .safetensors file of as many layers as fit, with numbers from the first on."""
     data = layer(dtype).tobytes()
     count = max(1, round(gigabytes * 1e9 / len(data)))
     header = {
-        f"layers.{i}.weight": {
+        f"layers.{first + i}.weight": {
             "dtype": dtype,
             "shape": [ROWS, COLUMNS],
             "data_offsets": [i * len(data), (i + 1) * len(data)],
@@ -40,6 +40,23 @@ def safetensors(path: Path, dtype: str, gigabytes: float) -> Path:
         for _ in range(count):
             file.write(data)
     return path
+
+
+def checkpoint(folder: Path, gigabytes: float) -> Path:
+    """A checkpoint folder of bfloat16 in four shards."""
+    folder.mkdir()
+    files, size = {}, 0
+    for i in range(4):
+        path = folder / f"model-{i + 1:05}-of-00004.safetensors"
+        safetensors(path, "BF16", gigabytes / 4, 1000 * i)
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        files |= dict.fromkeys(header, path.name)
+        size += max(entry["data_offsets"][1] for entry in header.values())
+    index = {"metadata": {"total_size": size}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text("{}")
+    return folder
 
 
 def npy(path: Path, gigabytes: float) -> Path:

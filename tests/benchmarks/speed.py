@@ -1,6 +1,7 @@
 """Print what qtool costs beside `cp`, onnxruntime, NumPy and ml_dtypes, measured in one run.
 
-    python tests/benchmarks/speed.py [--runs N] [--scale F] [files] [disk] [memory] [growth]
+    python tests/benchmarks/speed.py [--runs N] [--scale F] [files] [checkpoints] [disk] [memory]
+        [growth]
 
 Every figure is a median of N runs (5), each command's run taken in turn with that of what it is
 compared with. Files are made in /dev/shm, so that the disk plays no part; F makes them smaller.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -47,7 +49,7 @@ def call(command: Command, folder: Path, made: str) -> Callable[[], object]:
 
     def run() -> None:
         for path in folder.glob(made):
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         subprocess.run(command, check=True)
 
     return run
@@ -103,6 +105,23 @@ def files(runs: int, scale: float) -> None:
             row("and back: `dequantize` / `cp`", f"{took / copied:.2f} ({took:.2f} s)", "1.5")
 
 
+def checkpoints(runs: int, scale: float) -> None:
+    """quantize of a checkpoint folder against cp -r."""
+    for preset in ("w4a16", "fp8", "nvfp4", "mxfp4"):
+        with workspace() as folder:
+            source, target = sources.checkpoint(folder / "m", 2 * scale), folder / "q"
+            options = ["--preset", preset, "--layout", "compressed-tensors", "-q"]
+            command = [*QTOOL, "quantize", source, "-o", target, *options]
+            took, copied = medians(
+                runs,
+                call(command, folder, "q*"),
+                call(["cp", "-r", source, folder / "copy"], folder, "copy"),
+            )
+            figure = f"{took / copied:.2f} ({took:.2f} s, {peak([*command, '--force']):.0f} MB)"
+            name = f"{2 * scale:.3g} GB bfloat16 checkpoint, {preset} / `cp -r`"
+            row(name, figure, "3, 400 MB")
+
+
 def disk(runs: int, scale: float) -> None:
     """quantize, which flushes, against cp and sync, on the disk of the temporary folder."""
     with workspace(None) as folder:
@@ -154,7 +173,13 @@ def memory(runs: int, scale: float) -> None:
         row(name, figure, bar)
 
 
-PARTS = {"files": files, "disk": disk, "memory": memory, "growth": growth}
+PARTS = {
+    "files": files,
+    "checkpoints": checkpoints,
+    "disk": disk,
+    "memory": memory,
+    "growth": growth,
+}
 
 
 def machine() -> str:
