@@ -24,6 +24,8 @@ from qtool.errors import FormatError, OutputError
 from qtool.formats import Entry
 from qtool.layouts import native
 from qtool.layouts.dequantized import DequantizedSource
+from qtool.layouts.metadata import read_metadata
+from qtool.layouts.stored import Stored, codes_entry
 from qtool.spec import Blocked, PerAxis, PerTensor
 
 Array = NDArray[Any]
@@ -34,7 +36,7 @@ SCALE_TYPES = ["float32", "float16", "bfloat16", "float8e4m3fn", "float8e8m0"]
 W = np.random.default_rng(6).normal(size=(3, 10)).astype(np.float32)
 FIELDS = {
     "dtype": "int4", "shape": [3, 10], "granularity": "blocked", "axis": 1, "block_size": 4,
-    "scale_dtype": "float16", "source_dtype": "bfloat16",
+    "scale_dtype": "float16", "source_dtype": "bfloat16", "zero_point": False,
 }  # fmt: skip
 BY_SAFETENSORS = {"I8": np.int8, "U8": np.uint8, "I16": np.int16, "U16": np.uint16,
                   "F32": np.float32, "BF16": np.uint16}  # fmt: skip
@@ -57,9 +59,9 @@ def dequantized(path: Path, dtype: str = "float32") -> Iterator[DequantizedSourc
         yield DequantizedSource(source, DTYPES[dtype])
 
 
-def metadata_of(path: Path) -> dict[str, native.Stored]:
+def metadata_of(path: Path) -> dict[str, Stored]:
     with closing(formats.open(path)) as source:
-        return native.read_metadata(source)
+        return dict(read_metadata(source).tensors)
 
 
 def source_file(folder: Path, container: str = "safetensors", **more: Array) -> Path:
@@ -92,7 +94,8 @@ def test_the_metadata_is_this_json(tmp_path: Path) -> None:
     assert metadata["format"] == "pt"
     assert metadata["qtool"] == (
         '{"version":1,"tensors":{"w":{"dtype":"int4","shape":[3,10],"granularity":"blocked",'
-        '"axis":1,"block_size":4,"scale_dtype":"float32","source_dtype":"float32"}},"stored":{}}'
+        '"axis":1,"block_size":4,"scale_dtype":"float32","source_dtype":"float32",'
+        '"zero_point":false}},"stored":{}}'
     )
     assert {name: (a.dtype.name, a.shape) for name, a in tensors.items()} == {
         "w": ("uint8", (15,)), "w.scale": ("float32", (3, 3)), "bias": ("float32", (3,)),
@@ -157,7 +160,8 @@ def test_every_type_comes_back_from_every_container(
     q = qtool.quantize(W, spec)
     with dequantized(dst) as source:
         values = source.read("w")
-        scale, zero_point = source.parameters("w")
+        scale, zero_point, over = source.parameters("w")
+    assert over is None
     assert values.tobytes() == q.dequantize().tobytes()
     assert (scale.dtype, scale.tobytes()) == (q.scale.dtype, q.scale.tobytes())
     assert (zero_point is None) == (q.zero_point is None)
@@ -187,7 +191,8 @@ def test_npy_holds_the_codes_alone(tmp_path: Path) -> None:
 def test_names_that_collide_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     dst = tmp_path / "q.safetensors"
     dst.write_bytes(b"old")
-    for name, dtype in (("w.scale", "int8"), ("w.zero_point", "uint8"), ("w.zero_point", "int8")):
+    for name, dtype in (("w.scale", "int8"), ("w.zero_point", "uint8"), ("w.zero_point", "int8"),
+                        ("w.global_scale", "int8")):  # fmt: skip
         path = source_file(tmp_path, **{name: np.ones(3, np.float32)})
         with pytest.raises(OutputError) as error:
             qtool.quantize_file(path, dst, force=True, dtype=dtype)
@@ -247,9 +252,10 @@ def test_a_file_without_the_metadata_holds_nothing_quantized(tmp_path: Path) -> 
 
 
 def test_what_the_metadata_says_is_read(tmp_path: Path) -> None:
-    stored = native.Stored(
-        DTYPES["int4"], (3, 10), Blocked(1, 4), DTYPES["float16"], DTYPES["bfloat16"]
-    )
+    stored = Stored(
+        DTYPES["int4"], (3, 10), Blocked(1, 4), DTYPES["float16"], DTYPES["bfloat16"],
+        zero_point=False,
+    )  # fmt: skip
     assert metadata_of(crafted(tmp_path, FIELDS)) == {"w": stored}
     assert stored.to_json() == FIELDS
 
@@ -263,9 +269,9 @@ def test_what_the_metadata_says_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_granularities_are_described_and_read(granularity: Any, fields: dict[str, Any]) -> None:
-    stored = native.Stored(DTYPES["int4"], (3, 10), granularity, FLOAT32, FLOAT32)
+    stored = Stored(DTYPES["int4"], (3, 10), granularity, FLOAT32, FLOAT32, zero_point=True)
     assert stored.to_json().items() >= fields.items()
-    assert native.Stored.from_json(stored.to_json()) == stored
+    assert Stored.from_json(stored.to_json()) == stored
 
 
 @pytest.mark.parametrize(
@@ -365,17 +371,18 @@ def test_metadata_of_a_tensor_that_is_missing_is_refused(tmp_path: Path) -> None
 
 def test_entries_know_packed_sizes() -> None:
     spec = qtool.QuantSpec("uint4", Blocked(1, 4))
-    found = native.entries("w", (3, 5), spec, DTYPES["bfloat16"], zero_point=True)
+    stored = Stored.of(spec, (3, 5), DTYPES["bfloat16"], DTYPES["bfloat16"], zero_point=True)
+    found = [part.entry for part in native.parts("w", stored)]
     uint8 = DTYPES["uint8"]
     assert found == [
         Entry("w", uint8, (8,)),
         Entry("w.scale", DTYPES["bfloat16"], (3, 2)),
         Entry("w.zero_point", uint8, (3,)),
     ]
-    assert native.codes_entry("w", DTYPES["float6e2m3"], (5,)) == Entry("w", uint8, (4,))
-    assert native.codes_entry("w", DTYPES["int2"], (0, 3)) == Entry("w", uint8, (0,))
-    assert native.codes_entry("w", DTYPES["int2"], ()) == Entry("w", uint8, (1,))
-    assert native.codes_entry("w", DTYPES["int16"], (5,)) == Entry("w", DTYPES["int16"], (5,))
+    assert codes_entry("w", DTYPES["float6e2m3"], (5,)) == Entry("w", uint8, (4,))
+    assert codes_entry("w", DTYPES["int2"], (0, 3)) == Entry("w", uint8, (0,))
+    assert codes_entry("w", DTYPES["int2"], ()) == Entry("w", uint8, (1,))
+    assert codes_entry("w", DTYPES["int16"], (5,)) == Entry("w", DTYPES["int16"], (5,))
 
 
 def test_names_outside_ascii_are_kept(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from qtool.dtypes import DTYPES, DType
 from qtool.engine import quantize
 from qtool.errors import SpecError
 from qtool.formats import Entry
-from qtool.layouts import native
+from qtool.packing import pack
 from qtool.plan import make_plan
 from qtool.recipe import Recipe
 from qtool.spec import Blocked, PerAxis, PerTensor, QuantSpec, TensorInfo
@@ -47,8 +47,9 @@ def test_every_tensor_has_its_fate_in_the_order_of_the_source() -> None:
     ]
     assert [p.bytes_after for p in plan] == [16, 4 * 33 + 16, 56, 288]
     assert plan[1].spec == QuantSpec("int8", PerAxis(0))
-    assert plan[1].scale_dtype == DTYPES["float32"]
-    assert plan[0].spec is plan[0].scale_dtype is None
+    assert plan[1].stored is not None
+    assert plan[1].stored.scale_dtype == DTYPES["float32"]
+    assert plan[0].spec is plan[0].stored is None
 
 
 @pytest.mark.parametrize(
@@ -85,10 +86,12 @@ def test_the_plan_says_what_is_stored(
     assert planned.bytes_after == sum(e.nbytes for e in entries)
     x = np.random.default_rng(0).normal(size=(4, 33)).astype(DTYPES[source].numpy)
     assert planned.spec is not None
-    parts = dict(native.encode("w", quantize(x, planned.spec)))
-    assert {name: (a.dtype, a.shape) for name, a in parts.items()} == {
-        e.name: (e.dtype.numpy, e.shape) for e in entries
-    }
+    tensor = quantize(x, planned.spec)
+    held = {"codes": pack(tensor.y, tensor.spec.dtype), "scale": tensor.scale}
+    if tensor.zero_point is not None:
+        held["zero_point"] = pack(tensor.zero_point, tensor.spec.dtype)
+    assert [part.role for part in planned.parts] == list(held)
+    assert [held[part.role].nbytes for part in planned.parts] == [e.nbytes for e in entries]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,8 @@ def test_given_scales_decide_what_is_quantized_and_stored() -> None:
     ]  # fmt: skip
     assert list(b.entries) == [entry("b", "uint8", 4, 33), entry("b.scale", "float32", 4)]
     assert c.reason == "no scale is given for it"
-    assert d.scale_dtype == DTYPES["float32"]
+    assert d.stored is not None
+    assert d.stored.scale_dtype == DTYPES["float32"]
 
 
 def test_given_scales_are_not_asked_for_tensors_that_stay() -> None:

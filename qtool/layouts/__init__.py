@@ -34,6 +34,10 @@ class Layout(Protocol):
         """What a quantized tensor is made of; the codes first."""
         ...
 
+    def reserved(self, tensor: str) -> list[str]:
+        """Names that its readers take for parts of a quantized tensor, whichever it has."""
+        ...
+
     def documents(
         self, tensors: Mapping[str, Stored], others: Sequence[str]
     ) -> dict[str, dict[str, Any]]:

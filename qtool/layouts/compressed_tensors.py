@@ -28,6 +28,7 @@ left_alone: Sequence[str] = (
 )  # fmt: skip
 
 _WEIGHT = ".weight"
+_PARTS = ("packed", "scale", "shape", "zero_point", "global_scale", "g_idx")
 _INT32, _INT64, _UINT8, _FLOAT32 = (DTYPES[n] for n in ("int32", "int64", "uint8", "float32"))
 _FLOATS = ("float32", "float16", "bfloat16")
 _WHOLE = (PerTensor, PerAxis)
@@ -182,6 +183,11 @@ def _reciprocal(data: Array) -> Array:
 def _scale_shape(stored: Stored) -> Shape:
     shape = stored.scale_shape
     return shape if len(shape) == 2 else (*shape, 1)
+
+
+def reserved(tensor: str) -> list[str]:
+    """Names that readers take for parts of a quantized tensor."""
+    return [f"{tensor}_{part}" for part in _PARTS]
 
 
 def documents(tensors: Mapping[str, Stored], others: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -114,6 +114,12 @@ def _biases(dtype: DType, storage: DType) -> tuple[Any, Any]:
     return encode, decode
 
 
+def reserved(tensor: str) -> list[str]:
+    """Names that readers take for parts of a quantized tensor."""
+    base = tensor.removesuffix(_WEIGHT)
+    return [f"{base}.scales", f"{base}.biases"]
+
+
 def documents(tensors: Mapping[str, Stored], others: Sequence[str]) -> dict[str, dict[str, Any]]:
     """config.json's quantization, and quantization_config with the same in it; modules that are
     quantized in another way than most have an entry of their own."""

@@ -68,6 +68,11 @@ def parts(tensor: str, stored: Stored) -> list[Part]:
     ]
 
 
+def reserved(tensor: str) -> list[str]:
+    """Names that readers take for parts of a quantized tensor."""
+    return [f"{tensor}_scale", f"{tensor}_scale_2"]
+
+
 def documents(tensors: Mapping[str, Stored], others: Sequence[str]) -> dict[str, dict[str, Any]]:
     """hf_quant_config.json, and the same in config.json's quantization_config."""
     algorithm = _algorithm(next(iter(tensors.values())))

@@ -44,6 +44,11 @@ def parts(tensor: str, stored: Stored) -> list[Part]:
     return made
 
 
+def reserved(tensor: str) -> list[str]:
+    """Names that readers take for parts of a quantized tensor."""
+    return [f"{tensor}.{part}" for part in ("scale", "zero_point", "global_scale")]
+
+
 def documents(tensors: Mapping[str, Stored], others: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What a checkpoint's JSON files say of it: nothing."""
     return {}

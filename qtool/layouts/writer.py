@@ -46,7 +46,7 @@ class Writer:
         self._parts = quantized
         self._stored = description.tensors
         self._codes_only = container == "npy"
-        _check_names(quantized, copied)
+        _check_names({name: description.layout.reserved(name) for name in quantized}, copied)
         entries = [part.entry for parts in quantized.values() for part in parts] + list(copied)
         if self._codes_only:
             stored = {name: description.tensors[name] for name in quantized}
@@ -158,14 +158,14 @@ def _nowhere(offset: int, data: Array) -> None:
     """The Writer of parts that a container has no place for."""
 
 
-def _check_names(quantized: Mapping[str, Sequence[Part]], copied: Iterable[Entry]) -> None:
+def _check_names(reserved: Mapping[str, Sequence[str]], copied: Iterable[Entry]) -> None:
     """Refuse w.scale beside a w that is quantized: readers could not tell them apart."""
-    taken = {entry.name for entry in copied}.union(quantized)
-    for name, parts in quantized.items():
+    taken = {entry.name for entry in copied}.union(reserved)
+    for name, parts in reserved.items():
         for part in parts:
-            if part.entry.name in taken and part.entry.name != name:
+            if part in taken:
                 raise OutputError(
-                    f"tensor {part.entry.name}",
+                    f"tensor {part}",
                     f"its name is needed for parameters of {name}",
                     f"rename it in the source, or use --exclude '{name}'",
                 )
