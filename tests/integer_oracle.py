@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 from command import initializers, ok
 from numpy.typing import NDArray
 from onnx import ModelProto
 from onnx_jobs import RNG
 from onnx_models import check, save
+from onnxruntime.quantization import QuantType, quantize_dynamic
 
 Array = NDArray[Any]
 
@@ -106,8 +109,9 @@ def conv(
         )
         for g in range(group):
             own = slice(g * outputs, (g + 1) * outputs)
-            values = x[(slice(None), slice(g * inputs, (g + 1) * inputs), *window)]
-            y[:, own] += np.einsum("nc...,mc->nm...", values, w[(own, slice(None), *place)])
+            part: Any = (slice(None), slice(g * inputs, (g + 1) * inputs), *window)
+            kernel: Any = (own, slice(None), *place)
+            y[:, own] += np.einsum("nc...,mc->nm...", x[part], w[kernel])
     return y
 
 
@@ -117,3 +121,33 @@ def product(x: Array, codes: Array, scale: Array, zero: Array, **attributes: Any
     multiply = conv if attributes else np.matmul
     total = multiply(x_codes - x_zero, codes - zero, **attributes)
     return total.astype(np.int32).astype(np.float32) * (x_scale * scale)
+
+
+def by_onnxruntime(source: Path, target: Path, dtype: str, *, per_channel: bool) -> Path:
+    """What onnxruntime's own quantizer makes of MatMul, Gemm and Conv of a model."""
+    quantize_dynamic(
+        source,
+        target,
+        op_types_to_quantize=["MatMul", "Conv"],  # Gemm becomes MatMul
+        per_channel=per_channel,
+        weight_type=QuantType.QInt8 if dtype == "int8" else QuantType.QUInt8,
+    )
+    return target
+
+
+def optimized(path: Path, folder: Path) -> list[str]:
+    """The operators that onnxruntime makes of a model when it loads it, sorted."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(str(path), options)
+    return sorted(operators(onnx.load(options.optimized_model_filepath)))
+
+
+def relative_error(actual: list[Array], expected: list[Array]) -> float:
+    """||actual - expected|| / ||expected|| over all outputs."""
+    found, wanted = (
+        np.concatenate([np.asarray(y, np.float64).reshape(-1) for y in outputs])
+        for outputs in (actual, expected)
+    )
+    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))

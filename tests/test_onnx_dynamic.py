@@ -110,7 +110,7 @@ FACTORS = [
 @pytest.mark.parametrize(("attributes", "after", "alpha", "beta"), FACTORS)
 @pytest.mark.parametrize("bias", [(), (1,), (7,), (5, 1), (1, 7), (5, 7)], ids=str)
 def test_gemm_with_factors_and_any_bias(
-    bias: tuple[int, ...], attributes: dict[str, float], after: list[str], alpha: float,
+    bias: tuple[int, ...], attributes: dict[str, Any], after: list[str], alpha: float,
     beta: float, tmp_path: Path,
 ) -> None:  # fmt: skip
     w, x, c = sparse(16, 7, axis=0), normal(5, 16), normal(*bias)
