@@ -72,10 +72,11 @@ def codes_of(
     if shifted:
         low, high = np.minimum(low, 0), np.maximum(high, 0)
         scale = ((high - low) / 255).astype(np.float32)
-        zero = np.clip(np.rint(-low / scale.astype(np.float64)), 0, 255)
+        zero = np.clip(np.rint(-low / scale), 0, 255)
     else:
         scale = (np.maximum(-low, high) / 127).astype(np.float32)
         zero = np.full_like(low, 128 if dtype == "uint8" else 0)
+    scale = np.where(scale == 0, np.float32(1), scale)  # channels of zeros
     limits = np.iinfo(dtype)
     codes = np.clip(np.rint(w / scale) + zero, limits.min, limits.max)
     return codes.astype(np.int64), scale, zero.astype(np.int64)

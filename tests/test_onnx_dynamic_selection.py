@@ -236,8 +236,8 @@ def test_the_report_describes_the_weights(tmp_path: Path) -> None:
     found = written(made, tmp_path, "--dtype", "uint8")
     schema = json.loads(resources.files("qtool").joinpath("report.schema.json").read_text())
     Draft202012Validator(schema).validate(found)
-    assert (found["command"], found["settings"]["graph"]) == ("dynamic", True)
-    assert (found["settings"]["dtype"], found["settings"]["per_tensor"]) == ("uint8", False)
+    assert (found["command"], found["settings"]["graph"]) == ("dynamic", "per_axis")
+    assert found["settings"]["dtype"] == "uint8"
     [record] = found["tensors"]
     codes, scale, zero = codes_of(w, "uint8", 0, shifted=True)
     difference = ((codes - zero).astype(np.float32) * scale - w).astype(np.float64)

@@ -27,7 +27,7 @@ class IntegerGraph:
 
     def __init__(self, *, per_tensor: bool) -> None:
         self._per_tensor = per_tensor
-        self.settings: dict[str, Any] = {"graph": True, "per_tensor": per_tensor}
+        self.settings: dict[str, Any] = {"graph": "per_tensor" if per_tensor else "per_axis"}
 
     def plan(self, source: OnnxSource, recipe: Recipe) -> list[Planned]:
         """The fate of every tensor: those that MatMul, Gemm and Conv multiply by are quantized."""

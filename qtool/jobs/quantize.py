@@ -264,4 +264,5 @@ def _settings(
         "include": list(recipe.include),
         "exclude": list(recipe.exclude),
         "requantize": requantize,
+        "graph": None,
     }
