@@ -73,5 +73,5 @@ def dynamic_file(
         jobs=jobs,
         force=force,
         progress=progress,
-        layout=IntegerGraph(per_tensor=per_tensor) if graph else None,
+        graph=IntegerGraph(per_tensor=per_tensor) if graph else None,
     )

@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from qtool.formats import Entry
 from qtool.jobs import screening
-from qtool.jobs.quantize import Writer
+from qtool.jobs.tensors import Taker
+from qtool.layouts.stored import Part, Stored
 from qtool.plan import Planned
 from qtool.recipe import Recipe
+from qtool.spec import TensorInfo
 
 if TYPE_CHECKING:
     from qtool.formats.onnx import OnnxSource
+    from qtool.layouts.onnx_dynamic import IntegerWeight
 
 
 class IntegerGraph:
-    """DynamicQuantizeLinear with MatMulInteger and ConvInteger; see jobs.quantize.OnnxLayout.
+    """DynamicQuantizeLinear with MatMulInteger and ConvInteger; see jobs.tensors.OnnxLayout.
 
     per_tensor: one scale per weight, in place of one per output channel.
     """
@@ -38,27 +41,17 @@ class IntegerGraph:
         plan = []
         for info in screening.marked(source):
             product = found.get(info.name)
-            entries = [Entry(info.name, info.dtype, info.shape)]
             reason = recipe.reason_against(info)
-            if not isinstance(product, Product):
-                plan.append(Planned(info, entries, reason=reason or product))
-                continue
-            weight = integer_weight(product, recipe.spec.dtype, per_tensor=self._per_tensor)
-            parts = [
-                Entry(f"{info.name}_{part}", dtype, shape)
-                for part, (dtype, shape) in weight.parts.items()
-            ]
-            if reason is None and sum(part.nbytes for part in parts) >= info.nbytes:
-                reason = f"would not get smaller as {weight.spec.dtype}"
-            if reason is not None:
-                plan.append(Planned(info, entries, reason=reason))
+            if reason is None and isinstance(product, Product):
+                weight = integer_weight(product, recipe.spec.dtype, per_tensor=self._per_tensor)
+                plan.append(_planned(info, weight))
             else:
-                plan.append(Planned(info, parts, weight.spec, weight.spec.scale_dtype))
+                plan.append(Planned(info, reason=reason or str(product)))
         return plan
 
     def writer(
         self, source: OnnxSource, plan: Sequence[Planned], path: Path, *, external_data: bool
-    ) -> AbstractContextManager[Writer]:
+    ) -> AbstractContextManager[Taker]:
         """Writes the model to path."""
         from qtool.layouts.onnx_dynamic import IntegerWeight, OnnxDynamic
         from qtool.layouts.onnx_products import Product, products
@@ -70,3 +63,20 @@ class IntegerGraph:
             if planned.spec is not None and isinstance(product, Product):
                 weights[planned.info.name] = IntegerWeight(product, planned.spec)
         return OnnxDynamic(source, weights, path, external_data=external_data)
+
+
+def _planned(info: TensorInfo, weight: IntegerWeight) -> Planned:
+    """A weight, quantized where that makes it smaller."""
+    spec = weight.spec
+    parts = [
+        Part(Entry(f"{info.name}_{part}", dtype, shape), "codes" if part == "quantized" else part)
+        for part, (dtype, shape) in weight.parts.items()
+    ]
+    scale_dtype = weight.parts["scale"][0]
+    stored = Stored.of(
+        spec, info.shape, scale_dtype, info.dtype, zero_point=spec.has_zero_point, activations=True
+    )
+    planned = Planned(info, spec, stored, parts)
+    if planned.bytes_after >= info.nbytes:
+        return Planned(info, reason=f"would not get smaller as {spec.dtype}")
+    return planned

@@ -168,7 +168,9 @@ def run(
         if external_data and container != "onnx":
             raise UsageError("--external-data", f"{container} has none", "it is for ONNX models")
         if graph is not None and source.container != "onnx":
-            raise UsageError(graph.option, f"{source.container} has no graph", "it is for ONNX models")
+            raise UsageError(
+                graph.option, f"{source.container} has no graph", "it is for ONNX models"
+            )
         sources = streams.source_files(src, source) + (given.paths if given else [])
         streams.check_target(sources, name, force=force)
         report_path = streams.report_path(report_to, name)

@@ -57,8 +57,9 @@ class OnnxLayout(Protocol):
 class Job:
     """Quantizes what the plan says and writes the file.
 
-    layout: of .safetensors and .npz files; graph: of ONNX models, None: DequantizeLinear. absmax: the largest magnitude of tensors that share a
-    global scale with others, also in other files; None: shared in this file alone.
+    layout: of .safetensors and .npz files; graph: of ONNX models, None: DequantizeLinear. absmax:
+    the largest magnitude of tensors that share a global scale with others, also in other files;
+    None: shared in this file alone.
     """
 
     def __init__(
