@@ -204,7 +204,8 @@ def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
 
 REFUSED = [
     pytest.param("m.safetensors", 1, "holds nothing that qtool quantized", id="floats"),
-    pytest.param("m.onnx", 1, "has no DequantizeLinear node of stored tensors", id="float-model"),
+    pytest.param("m.onnx", 1, "has no DequantizeLinear, MatMulInteger or ConvInteger of stored "
+                 "codes", id="float-model"),
     pytest.param("x.npy", 2, "--scale: a .npy file holds codes alone", id="no-scale"),
     pytest.param("x.npy --scale 1", 1, "holds float32, which are no codes", id="float-array"),
     pytest.param("c.npy --scale s.npy", 1, "--scale: shape (3,), but the granularity needs ()",

@@ -15,14 +15,32 @@ EXAMPLE = "Example: qtool dynamic input.npy"
 def dynamic(
     src: options.Source,
     output: options.Target = None,
+    graph: Annotated[
+        bool,
+        typer.Option(
+            "--graph",
+            metavar=options.FLAG,
+            help="Let an ONNX model quantize its activations while it runs, and multiply codes.",
+        ),
+    ] = False,
     dtype: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="DTYPE",
-            help="uint8, or int8 with \\[-127, 127].",
+            help="uint8, or int8 with \\[-127, 127]; with --graph that of the weights. "
+            "\\[default: uint8; int8 with --graph]",
             autocompletion=options.words("uint8", "int8"),
+            show_default=False,
         ),
-    ] = "uint8",
+    ] = None,
+    per_tensor: Annotated[
+        bool,
+        typer.Option(
+            "--per-tensor",
+            metavar=options.FLAG,
+            help="With --graph: one scale per weight, not per output channel.",
+        ),
+    ] = False,
     source_dtype: options.SourceDtype = None,
     include: options.Include = None,
     exclude: options.Exclude = None,
@@ -42,7 +60,8 @@ def dynamic(
     """Quantize an array, or each float tensor of a file, by ONNX DynamicQuantizeLinear.
 
     One scale and zero point per tensor, from its minimum and maximum with
-    zero included.
+    zero included. With --graph, MatMul, Gemm and Conv of an ONNX model become
+    DynamicQuantizeLinear with MatMulInteger or ConvInteger.
     """
     with exit_code():
         options.check_streams(output, json=json)
@@ -50,9 +69,10 @@ def dynamic(
 
         with options.progress(quiet=quiet) as progress:
             result = dynamic_file(
-                src, output, dtype=dtype, source_dtype=source_dtype, include=include or (),
-                exclude=exclude or (), to=to, external_data=external_data, requantize=requantize,
-                allow_empty=allow_empty, report=report, resume=resume, shards=shards,
-                scheduler=scheduler, jobs=jobs, force=force, progress=progress,
+                src, output, dtype=dtype, graph=graph, per_tensor=per_tensor,
+                source_dtype=source_dtype, include=include or (), exclude=exclude or (), to=to,
+                external_data=external_data, requantize=requantize, allow_empty=allow_empty,
+                report=report, resume=resume, shards=shards, scheduler=scheduler, jobs=jobs,
+                force=force, progress=progress,
             )  # fmt: skip
         options.finish(result, json=json, quiet=quiet)

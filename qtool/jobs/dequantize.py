@@ -243,7 +243,7 @@ class _Job:
         if not model.folded:
             raise FormatError(
                 str(self._source.path),
-                "has no DequantizeLinear node of stored tensors",
+                "has no DequantizeLinear, MatMulInteger or ConvInteger of stored codes",
                 "give a file that `qtool quantize` wrote",
             )
         self._begin([(folded.dtype, folded.shape) for folded in model.folded])

@@ -1,4 +1,4 @@
-"""qtool dynamic: DynamicQuantizeLinear of every float tensor of a file."""
+"""qtool dynamic: DynamicQuantizeLinear of the tensors of a file, or of a model's activations."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from qtool.dtypes import DTypeLike
-from qtool.errors import usage_errors
+from qtool.errors import UsageError, usage_errors
 from qtool.jobs.division import Division
+from qtool.jobs.integer_graph import IntegerGraph
 from qtool.jobs.progress import Progress
 from qtool.jobs.quantize import run
 from qtool.recipe import Recipe
@@ -20,7 +21,9 @@ def dynamic_file(
     src: str | Path,
     dst: str | Path | None = None,
     *,
-    dtype: DTypeLike = "uint8",
+    dtype: DTypeLike | None = None,
+    graph: bool = False,
+    per_tensor: bool = False,
     source_dtype: DTypeLike | None = None,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
@@ -36,14 +39,29 @@ def dynamic_file(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """DynamicQuantizeLinear of an array, or of each float tensor of a file, whatever its rank.
+    """DynamicQuantizeLinear of an array, or of each float tensor of a file, whatever its rank; or
+    of what MatMul, Gemm and Conv of an ONNX model read.
 
-    dtype: uint8, or int8 with [-127, 127]. Other arguments, result and errors as quantize_file;
-    dst None: STEM.dynamic.CONTAINER beside src.
+    graph: put DynamicQuantizeLinear into the model, with MatMulInteger and ConvInteger of weights
+        that are quantized beforehand: their figures are the report's. per_tensor: one scale per
+        weight, in place of one per output channel.
+    dtype: without graph uint8 (default), or int8 with [-127, 127]; with graph that of the weights,
+        int8 (default) or uint8.
+    Other arguments, result and errors as quantize_file; dst None: STEM.dynamic.CONTAINER beside
+    src.
     """
+    if per_tensor and not graph:
+        raise UsageError(
+            "--per-tensor", "is for --graph", "leave it out: there is one scale anyway"
+        )
     with usage_errors():
-        spec = QuantSpec(dtype, PerTensor(), semantics="dynamic")
-    recipe = Recipe(spec, include=tuple(include), exclude=tuple(exclude), all_ranks=True)
+        if graph:
+            spec = QuantSpec(dtype or "int8", PerTensor(), scale_dtype="float32")
+        else:
+            spec = QuantSpec(dtype or "uint8", PerTensor(), semantics="dynamic")
+    if spec.dtype.name not in ("int8", "uint8"):
+        raise UsageError("--dtype", f"{spec.dtype} has no MatMulInteger", "use int8 or uint8")
+    recipe = Recipe(spec, include=tuple(include), exclude=tuple(exclude), all_ranks=not graph)
     return run(
         "dynamic",
         src,
@@ -61,4 +79,5 @@ def dynamic_file(
         jobs=jobs,
         force=force,
         progress=progress,
+        graph=IntegerGraph(per_tensor=per_tensor) if graph else None,
     )

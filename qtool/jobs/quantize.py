@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from qtool import engine, report
 from qtool.dtypes import DType, DTypeLike
@@ -16,13 +16,16 @@ from qtool.jobs import screening, streams
 from qtool.jobs.division import Division
 from qtool.jobs.given import Given, GivenValue
 from qtool.jobs.progress import Progress
-from qtool.jobs.tensors import Job
+from qtool.jobs.tensors import Job, OnnxLayout
 from qtool.layouts import LAYOUTS, Layout, native
 from qtool.plan import make_plan
 from qtool.presets import expanded
 from qtool.recipe import Recipe
 from qtool.report import Report
 from qtool.spec import Blocked, PerTensor, QuantSpec, Tiled
+
+if TYPE_CHECKING:
+    from qtool.formats.onnx import OnnxSource
 
 
 def quantize_file(
@@ -160,12 +163,19 @@ def run(
     jobs: int | None,
     force: bool,
     progress: Progress | None,
+    graph: OnnxLayout | None = None,
 ) -> Report:
-    """Quantize src into dst by recipe; see quantize_file. tag: part of the default name."""
+    """Quantize src into dst by recipe; see quantize_file.
+
+    tag: part of the default name. graph: how weights are spelled in ONNX models, where not by
+    DequantizeLinear.
+    """
     if Path(src).is_dir():
         from qtool.jobs.quantize_folder import quantize_folder
 
         streams.check_folder(to, external_data=external_data)
+        if graph is not None:
+            raise UsageError(graph.option, "a checkpoint has no graph", "it is for ONNX models")
         return quantize_folder(
             command, src, dst, recipe, given, tag=tag, layout=layout, source_dtype=source_dtype,
             requantize=requantize, allow_empty=allow_empty, report_to=report_to,
@@ -179,6 +189,10 @@ def run(
         name, container = streams.target(src, dst, to, native_default, tag)
         if external_data and container != "onnx":
             raise UsageError("--external-data", f"{container} has none", "it is for ONNX models")
+        if graph is not None and source.container != "onnx":
+            raise UsageError(
+                graph.option, f"{source.container} has no graph", "it is for ONNX models"
+            )
         sources = streams.source_files(src, source) + (given.paths if given else [])
         streams.check_target(sources, name, force=force)
         report_path = streams.report_path(report_to, name)
@@ -186,15 +200,19 @@ def run(
         spelled = chosen_layout(layout, container, recipe)
         readable = screening.readable(source, requantize=requantize)
         recipe = replace(recipe, left_alone=spelled.left_alone)
-        plan = make_plan(
-            screening.marked(readable),
-            replace(recipe, bare=bare),
-            None if given is None else given.header,
-            spelled,
-        )
+        if graph is None:
+            plan = make_plan(
+                screening.marked(readable),
+                replace(recipe, bare=bare),
+                None if given is None else given.header,
+                spelled,
+            )
+        else:
+            plan = graph.plan(cast("OnnxSource", readable), recipe)
         screening.check_something(plan, recipe, source, allow_empty=allow_empty)
         screening.check_room(plan, name, container)
-        job = Job(readable, plan, given, spelled, progress, jobs or engine.default_jobs())
+        threads = jobs or engine.default_jobs()
+        job = Job(readable, plan, given, spelled, progress, threads, graph=graph)
         with streams.placed(name, f"{source.path.stem}.{container}") as path:
             job.write(path, container, external_data=external_data)
             written = streams.written(path, name, container)
@@ -207,7 +225,8 @@ def run(
                 "tensors": len(plan),
             },
             written,
-            settings(recipe, given, layout, requantize=requantize),
+            settings(recipe, given, layout, requantize=requantize)
+            | (graph.settings if graph else {}),
             job.records,
             [(p.info.name, p.reason) for p in plan if p.reason is not None],
             screening.warnings(recipe, plan, container, readable)
@@ -269,4 +288,5 @@ def settings(
         "include": list(recipe.include),
         "exclude": list(recipe.exclude),
         "requantize": requantize,
+        "graph": None,
     }

@@ -18,6 +18,7 @@ from qtool.layouts.dequantized import DequantizedSource
 from qtool.layouts.metadata import Description
 from qtool.layouts.writer import Writer
 from qtool.plan import Planned
+from qtool.recipe import Recipe
 from qtool.stats import Stats
 from qtool.tensor import Outcome, QuantizedTensor, Target
 
@@ -33,11 +34,32 @@ class Taker(Protocol):
     def target(self, name: str) -> AbstractContextManager[Target]: ...
 
 
+class OnnxLayout(Protocol):
+    """How quantized weights are spelled in an ONNX model, where not by DequantizeLinear.
+
+    option: what asks for it. settings: what the report says of it.
+    """
+
+    option: str
+    settings: dict[str, Any]
+
+    def plan(self, source: OnnxSource, recipe: Recipe) -> list[Planned]:
+        """The fate of every tensor of the model."""
+        ...
+
+    def writer(
+        self, source: OnnxSource, plan: Sequence[Planned], path: Path, *, external_data: bool
+    ) -> AbstractContextManager[Taker]:
+        """Writes the model to path."""
+        ...
+
+
 class Job:
     """Quantizes what the plan says and writes the file.
 
-    layout: of .safetensors and .npz files. absmax: the largest magnitude of tensors that share a
-    global scale with others, also in other files; None: shared in this file alone.
+    layout: of .safetensors and .npz files; graph: of ONNX models, None: DequantizeLinear. absmax:
+    the largest magnitude of tensors that share a global scale with others, also in other files;
+    None: shared in this file alone.
     """
 
     def __init__(
@@ -49,6 +71,7 @@ class Job:
         progress: Progress | None,
         jobs: int,
         absmax: Mapping[str, float] | None = None,
+        graph: OnnxLayout | None = None,
     ) -> None:
         self._source = source
         self._plan = plan
@@ -57,6 +80,7 @@ class Job:
         self._progress = progress or Silent()
         self._jobs = jobs
         self._absmax = absmax
+        self._graph = graph
         self.records: list[tuple[dict[str, Any], Stats]] = []
 
     def write(self, path: Path, container: str, *, external_data: bool) -> None:
@@ -99,6 +123,11 @@ class Job:
             )
 
     def _write_onnx(self, path: Path, *, external_data: bool) -> None:
+        source = cast("OnnxSource", self._source)
+        if self._graph is not None:
+            with self._graph.writer(source, self._plan, path, external_data=external_data) as taker:
+                self._quantize_into(taker)
+            return
         from qtool.layouts.onnx_qdq import OnnxQdq, Weight
 
         weights = {
@@ -106,7 +135,6 @@ class Job:
             for p in self._plan
             if p.spec is not None and p.stored is not None
         }
-        source = cast("OnnxSource", self._source)
         with OnnxQdq(source, weights, path, external_data=external_data) as writer:
             self._quantize_into(writer)
 

@@ -1,5 +1,6 @@
 """Floats again from a quantized ONNX model: DequantizeLinear nodes with stored inputs are folded.
 
+Products of stored codes become products of floats before that: see onnx_integer_back.py.
 Source: ONNX DequantizeLinear, versions 10 to 28.
 """
 
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from qtool.dtypes import DType
@@ -20,6 +22,7 @@ from qtool.formats.onnx.consumers import Consumers
 from qtool.formats.onnx.graph import STANDARD, Names
 from qtool.formats.onnx.opset import raise_opset
 from qtool.formats.onnx.writer import ModelWriter
+from qtool.layouts.onnx_integer_back import FloatProducts
 from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, Shape, Writer
 from qtool.tensor import Codes
 
@@ -60,12 +63,13 @@ class OnnxDequantized:
         self._model.CopyFrom(source.model)
         if dtype.name == "bfloat16":
             raise_opset(self._model, _CAST_BFLOAT16, self._names, str(source.path))
+        stored = source.tensors.keys() - source.overridable
+        FloatProducts(self._model, {name: source.tensors[name] for name in stored}, self._names)
         self._consumers = Consumers(self._model.graph)
         self._outputs = onnx_graph.training_reads(self._model)
         self._outputs.update(value.name for value in self._model.graph.output)
         self._made: dict[str, tuple[TensorProto, NodeProto, Granularity]] = {}
         self.folded: list[Folded] = []
-        stored = source.tensors.keys() - source.overridable
         nodes = [
             node
             for node in self._model.graph.node
@@ -139,6 +143,10 @@ class OnnxDequantized:
         zero_point = source.read(node.input[2]) if any(node.input[2:]) else None
         if dtype.name == "int32" and zero_point is not None and not zero_point.any():
             zero_point = None  # int32 has none, but some exporters write zeros
+        if isinstance(granularity, PerAxis):  # products may need other shapes: see FloatProducts
+            scale = scale.reshape(-1)
+            if zero_point is not None and zero_point.size == 1:
+                zero_point = np.broadcast_to(zero_point.reshape(()), scale.shape)
         with source.stored(node.input[0]).reading() as read:
             yield Codes(read, dtype, tuple(codes.dims), scale, zero_point, granularity)
 

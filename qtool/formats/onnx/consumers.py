@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import GraphProto, NodeProto
 
-from qtool.formats.onnx.graph import attribute, subgraphs
+from qtool.formats.onnx.graph import attribute, defined, subgraphs
 
 # How many nodes in a row axes() looks through; a bound, because a broken graph may have cycles.
 _LOOK_THROUGH = 4
@@ -42,9 +42,7 @@ class Consumers:
                 if name and name not in hidden:
                     self._readers.setdefault(name, []).append((node, index))
             for nested in subgraphs(node):
-                own = {value.name for value in (*nested.input, *nested.initializer)}
-                own.update(name for inner in nested.node for name in inner.output)
-                self._collect(nested, hidden | own)
+                self._collect(nested, hidden | defined(nested))
 
     def _vote(self, node: NodeProto, index: int, rank: int, depth: int) -> Axes | None:
         if node.op_type not in ("Identity", "Cast", "Transpose"):

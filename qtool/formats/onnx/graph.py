@@ -174,6 +174,13 @@ def hidden(graph: GraphProto) -> Iterator[tuple[str, TensorProto, str]]:
             yield from ((name, tensor, why) for name, tensor in stored(nested))
 
 
+def defined(graph: GraphProto) -> set[str]:
+    """The names of the tensors that a graph itself defines."""
+    own = {value.name for value in (*graph.input, *graph.initializer)}
+    own.update(name for node in graph.node for name in node.output)
+    return own
+
+
 def is_quantized(node: NodeProto) -> bool:
     """Whether the operator works on codes."""
     return node.op_type in _QUANTIZED or node.op_type.startswith(_QUANTIZED_PREFIXES)

@@ -1,0 +1,222 @@
+"""Dynamic quantization of an ONNX model: 8-bit activations and weights, integer products.
+
+y = MatMul(x, w) becomes, with codes w_q, scale w_s and zero point w_z of the weight,
+
+    x_q, x_s, x_z = DynamicQuantizeLinear(x)
+    y = Cast(MatMulInteger(x_q, w_q, x_z, w_z)) * (x_s * w_s)
+
+in float32; Conv likewise with ConvInteger. What Gemm and Conv have besides follows: alpha, and the
+bias, times beta. DynamicQuantizeLinear takes float32 alone: for other floats a Cast stands before
+it and behind the product. The operators stand in the order that onnxruntime fuses.
+Source: ONNX DynamicQuantizeLinear 11, MatMulInteger 10, ConvInteger 10, Gemm 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import GraphProto, ModelProto
+
+from qtool.dtypes import DTYPES, DType
+from qtool.formats.onnx import OnnxSource
+from qtool.formats.onnx import graph as onnx_graph
+from qtool.formats.onnx import tensor as onnx_tensor
+from qtool.formats.onnx.graph import Names
+from qtool.formats.onnx.opset import raise_opset
+from qtool.formats.onnx.writer import ModelWriter
+from qtool.layouts.onnx_integer_nodes import IntegerNodes, Parts
+from qtool.layouts.onnx_products import Product, is_product
+from qtool.packing import pack
+from qtool.spec import PerAxis, PerTensor, QuantSpec, Shape, Writer
+from qtool.tensor import QuantizedTensor, Target
+
+SCALE = DTYPES["float32"]
+# The first opset with DynamicQuantizeLinear.
+_OPSET = 11
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerWeight:
+    """How a weight is multiplied by, and what it is quantized to, with float32 scales."""
+
+    product: Product
+    spec: QuantSpec
+
+    @property
+    def parts(self) -> dict[str, tuple[DType, Shape]]:
+        """Type and shape of the codes, the scale and the zero point that are stored.
+
+        A zero point that is the same for all channels is stored once.
+        """
+        per_tensor = self.spec.granularity == PerTensor()
+        channels = () if per_tensor else self.product.channels_shape
+        found = {
+            "quantized": (self.spec.dtype, self.product.codes_shape),
+            "scale": (SCALE, channels),
+        }
+        if self.spec.has_zero_point:
+            found["zero_point"] = (self.spec.dtype, () if self.spec.symmetric else channels)
+        return found
+
+
+def integer_weight(product: Product, dtype: DType, *, per_tensor: bool) -> IntegerWeight:
+    """A weight with codes of dtype, int8 or uint8, as onnxruntime multiplies by them.
+
+    int8: zero point 0. uint8: a zero point per scale, or 128 where there can be but one.
+    """
+    granularity = PerTensor() if per_tensor else PerAxis(product.output_axis)
+    symmetric = None if per_tensor or product.takes_zero_points else True
+    spec = QuantSpec(dtype, granularity, symmetric=symmetric, scale_dtype=SCALE)
+    return IntegerWeight(product, spec)
+
+
+class OnnxDynamic:
+    """The dynamically quantized copy of a model at path: planned from headers, filled weight by
+    weight.
+
+    weights: what those named so are quantized to. external_data: see ModelWriter. Leaving it
+    completes the file.
+
+    Raises FormatError where the model cannot be converted to opset 11, OutputError as ModelWriter.
+    """
+
+    def __init__(
+        self,
+        source: OnnxSource,
+        weights: Mapping[str, IntegerWeight],
+        path: Path,
+        *,
+        external_data: bool,
+    ) -> None:
+        self._source = source
+        self._weights = weights
+        self._names = Names(source.model)
+        self._model = ModelProto()
+        self._model.CopyFrom(source.model)
+        if weights:
+            raise_opset(self._model, _OPSET, self._names, str(source.path))
+        graph = self._model.graph
+        self._remove_weights()
+        first = len(graph.initializer)
+        self._parts = {name: self._store(name) for name in source.tensors if name in weights}
+        self._replace_nodes(graph, self._parts)
+        made = list(graph.initializer[first:])
+        self._writer = ModelWriter(
+            path, self._model, made, source=source, external_data=external_data
+        )
+
+    def __enter__(self) -> Self:
+        self._writer.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._writer.__exit__(kind, error, trace)
+
+    def add(self, name: str, tensor: QuantizedTensor) -> None:
+        """Store the codes, scale and zero point of a weight."""
+        with self.target(name) as target:
+            target.codes(0, pack(tensor.y, tensor.spec.dtype))
+            target.scale(0, pack(tensor.scale, SCALE))
+            if target.zero_point is not None and tensor.zero_point is not None:
+                target.zero_point(0, pack(tensor.zero_point, tensor.spec.dtype))
+
+    @contextmanager
+    def target(self, name: str) -> Iterator[Target]:
+        """Where the parts of a weight go that is quantized tile by tile.
+
+        The codes of one that is stored transposed are in memory until all of them are known.
+        """
+        parts, weight = self._parts[name], self._weights[name]
+        with ExitStack() as stack:
+            codes = stack.enter_context(self._writer.writing(parts.codes))
+            scale = stack.enter_context(self._writer.writing(parts.scale))
+            zero_point = None
+            if parts.zero_point:
+                zero_point = stack.enter_context(self._writer.writing(parts.zero_point))
+                zero_point = _first_alone(zero_point) if weight.spec.symmetric else zero_point
+            if weight.product.is_transposed:
+                codes = stack.enter_context(_transposing(codes, weight.product.shape))
+            yield Target(codes, scale, zero_point, is_packed=True)
+
+    def _remove_weights(self) -> None:
+        graph = self._model.graph
+        for values in (graph.initializer, graph.value_info):
+            for index in reversed(range(len(values))):
+                if values[index].name in self._weights:
+                    del values[index]
+        for index in reversed(range(len(graph.node))):
+            node = graph.node[index]
+            if onnx_graph.constant_value(node) is not None and node.output[0] in self._weights:
+                del graph.node[index]
+
+    def _store(self, name: str) -> Parts:
+        """Add initializers that hold no values yet for the parts of a weight."""
+        weight, names = self._weights[name], {"zero_point": ""}
+        for suffix, (dtype, shape) in weight.parts.items():
+            names[suffix] = self._names.fresh(f"{name}_{suffix}")
+            proto = onnx_tensor.tensor_proto(names[suffix], dtype, shape)
+            self._model.graph.initializer.append(proto)
+        return Parts(
+            weight.product,
+            names["quantized"],
+            names["scale"],
+            names["zero_point"],
+            self._source.tensors[name].data_type,
+        )
+
+    def _replace_nodes(self, graph: GraphProto, parts: Mapping[str, Parts]) -> None:
+        """Put integer products in the place of the nodes that read the weights, in the graph and
+        those nested in it."""
+        maker = IntegerNodes(self._names)
+        index = 0
+        for node in list(graph.node):
+            for nested in onnx_graph.subgraphs(node):
+                own = onnx_graph.defined(nested)
+                self._replace_nodes(nested, {k: v for k, v in parts.items() if k not in own})
+            weight = parts.get(node.input[1]) if is_product(node) else None
+            if weight is None:
+                index += 1
+                continue
+            del graph.node[index]
+            for new in maker.replacing(node, weight):
+                graph.node.insert(index, new)
+                index += 1
+
+
+def _first_alone(write: Writer) -> Writer:
+    """Stores the first element of what it is given, which are all the same."""
+
+    def write_first(offset: int, data: NDArray[Any]) -> None:
+        if offset == 0:
+            write(0, data.reshape(-1)[:1])
+
+    return write_first
+
+
+@contextmanager
+def _transposing(write: Writer, shape: Shape) -> Iterator[Writer]:
+    """A Writer of the bytes of a matrix, which are stored transposed when it is left."""
+    matrix = np.empty(shape, np.uint8)
+    flat = matrix.reshape(-1)
+
+    def write_rows(offset: int, data: NDArray[Any]) -> None:
+        flat[offset : offset + data.nbytes] = data.reshape(-1).view(np.uint8)
+
+    yield write_rows
+    rows, columns = shape
+    step = max(1, _PIECE // rows)
+    for start in range(0, columns, step):
+        write(start * rows, np.ascontiguousarray(matrix[:, start : start + step].T).reshape(-1))
