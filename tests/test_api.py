@@ -24,13 +24,14 @@ SIGNATURES = {
     "PerTensor": "",
     "PerAxis": "axis",
     "Blocked": "axis, block_size",
+    "Tiled": "shape",
     "quantize": "x, spec, *, scale=None, zero_point=None, name='x'",
 }
 SPEC = (
     "dtype, granularity, *, symmetric=None, method=None, scale_dtype=None, precision=None, "
     "saturate=True"
 )
-FILE = "src, dst=None, *, dtype, axis=None, block_size=None"
+FILE = "src, dst=None, *, dtype=None, axis=None, block_size=None"
 
 
 def signature(name: str) -> str:

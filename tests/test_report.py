@@ -527,6 +527,8 @@ def test_the_report_says_who_made_it_and_what_was_asked(tmp_path: Path) -> None:
         "dtype": "uint4", "symmetric": False, "method": "minmax", "scale_dtype": "float16",
         "precision": "bfloat16", "saturate": True, "narrow_range": False, "semantics": "onnx",
         "nonfinite": "error", "negative_scale": False, "axis": -1, "block_size": 16,
+        "tile": None, "global_scale": False, "mx_rule": None, "preset": None, "layout": None,
+        "activations": None,
         "include": [], "exclude": ["x*"], "requantize": False, "graph": None,
     }  # fmt: skip
     assert report["source"] == {
