@@ -374,10 +374,14 @@ def test_a_model_does_not_replace_its_own_external_data(
     assert (tmp_path / "w.onnx").read_bytes() == WEIGHT.tobytes()
 
 
+def test_a_type_or_a_preset_has_to_be_given(tmp_path: Path) -> None:
+    message = refused("quantize", tmp_path / "absent.npy", code=2)
+    assert message == "--dtype: no type to quantize to; give one, or a --preset"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(["quantize", "x.npy"], id="no-type"),
         pytest.param(["quantize", "--dtype", "int8"], id="no-source"),
         pytest.param(["quantize", "x.npy", "y.npy", "--dtype", "int8"], id="two-sources"),
         pytest.param(["quantize", "x.npy", "--dtype", "int8", "--axis", "one"], id="axis-in-words"),

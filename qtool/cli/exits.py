@@ -16,8 +16,8 @@ from qtool.errors import QtoolError, SpecError, UsageError
 # The option that an argument is on the command line, where it is not --its-name.
 _OPTIONS = {"saturate": "--no-saturate", "symmetric": "--asymmetric"}
 _ARGUMENTS = {
-    "axis", "block_size", "dtype", "method", "narrow_range", "nonfinite", "precision", "scale",
-    "scale_dtype", "semantics", "source_dtype", "zero_point",
+    "axis", "block_size", "dtype", "global_scale", "method", "mx_rule", "narrow_range", "nonfinite",
+    "precision", "scale", "scale_dtype", "semantics", "source_dtype", "tile", "zero_point",
 }  # fmt: skip
 
 
