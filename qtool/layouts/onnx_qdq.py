@@ -1,27 +1,28 @@
 """Weight-only quantization of an ONNX model: codes, scale and zero point -> DequantizeLinear.
 
 Each weight becomes initializers of codes, scales and zero points, and a DequantizeLinear node whose
-output has the weight's name: consumers, graph outputs and nested graphs that use the name stay as
-they are.
+output has the weight's name, in the graph that the weight is in: consumers, graph outputs and
+nested graphs that use the name stay as they are. Functions have Constant nodes for initializers.
 Source: ONNX DequantizeLinear, versions 10 to 28; IR.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, helper
 
 from qtool.dtypes import DTYPES, DType, names, resolve
 from qtool.errors import SpecError
 from qtool.formats.onnx import OnnxSource
 from qtool.formats.onnx import graph as onnx_graph
 from qtool.formats.onnx import tensor as onnx_tensor
+from qtool.formats.onnx.bodies import Body, bodies
 from qtool.formats.onnx.graph import Names
 from qtool.formats.onnx.opset import raise_opset
 from qtool.formats.onnx.writer import ModelWriter
@@ -74,6 +75,9 @@ class OnnxQdq:
         self._names = Names(source.model)
         self._model = ModelProto()
         self._model.CopyFrom(source.model)
+        for name, weight in weights.items():
+            if source.bodies[source.places[name].body].is_in_function:
+                _check_function(name, weight.spec)
         if weights:
             needed = max(
                 required_opset(weight.spec, weight.scale_dtype, self._dtype(name))
@@ -115,17 +119,32 @@ class OnnxQdq:
             codes, scale, *zero_point = writers
             yield Target(codes, scale, zero_point[0] if zero_point else None, is_packed=True)
 
-    def _replace(self, weights: Mapping[str, Weight]) -> list[TensorProto]:
-        """Put parts that hold no values yet, and nodes, in the place of the weights."""
-        graph = self._model.graph
-        for index in reversed(range(len(graph.initializer))):
-            if graph.initializer[index].name in weights:
-                del graph.initializer[index]
-        first = len(graph.initializer)
-        made = {
-            name: self._nodes(name, weights[name]) for name in self._source.tensors
-            if name in weights
-        }  # fmt: skip
+    def _replace(self, weights: Mapping[str, Weight]) -> dict[str, TensorProto]:
+        """Put parts that hold no values yet, and nodes, in the place of the weights.
+
+        Returns the parts by name.
+        """
+        found = bodies(self._model)
+        labels: dict[int, dict[str, str]] = {}
+        for label, place in self._source.places.items():
+            if label in weights:
+                labels.setdefault(place.body, {})[place.name] = label
+        made: dict[str, TensorProto] = {}
+        for number, inside in labels.items():
+            body = found[number]
+            self._replace_in(body, {n: (label, weights[label]) for n, label in inside.items()})
+            parts = {part for label in inside.values() for part in self._parts[label]}
+            made |= {name: t for name, t in onnx_graph.stored(body.proto) if name in parts}
+        return made
+
+    def _replace_in(self, body: Body, weights: Mapping[str, tuple[str, Weight]]) -> None:
+        """Replace the weights of one body, given by their names there."""
+        graph = body.proto
+        if isinstance(graph, GraphProto):
+            # A weight that callers may set is fixed from now on.
+            onnx_graph.remove(graph.initializer, weights)
+            onnx_graph.remove(graph.input, weights)
+        made = {name: self._nodes(name, body, *weights[name]) for name in weights}
         for index in reversed(range(len(graph.node))):
             node = graph.node[index]
             if onnx_graph.constant_value(node) is not None and node.output[0] in made:
@@ -135,32 +154,52 @@ class OnnxQdq:
         for nodes in reversed(made.values()):
             for new in reversed(nodes):
                 graph.node.insert(0, new)
-        return list(graph.initializer[first:])
 
-    def _nodes(self, name: str, weight: Weight) -> list[NodeProto]:
-        """Add the initializers of a weight to the graph; the nodes that compute it from them."""
-        shape = tuple(self._source.tensors[name].dims)
-        inputs: list[str] = []
+    def _nodes(self, name: str, body: Body, label: str, weight: Weight) -> list[NodeProto]:
+        """The nodes that compute a weight from its parts, which the body is given."""
+        shape = tuple(self._source.tensors[label].dims)
+        parts: list[TensorProto] = []
         for suffix, stored, part_shape in weight.parts(shape):
-            inputs.append(self._names.fresh(f"{name}_{suffix}"))
-            proto = onnx_tensor.tensor_proto(inputs[-1], stored, part_shape)
-            self._model.graph.initializer.append(proto)
-        self._parts[name] = inputs
-        dtype = self._dtype(name)
+            part = self._names.fresh(f"{name}_{suffix}")
+            parts.append(onnx_tensor.tensor_proto(part, stored, part_shape))
+        self._parts[label] = [part.name for part in parts]
+        dtype = self._dtype(label)
         result = _result(dtype)
         output = name if result == dtype else self._names.fresh(f"{name}_{result}")
         attributes: dict[str, Any] = weight.spec.granularity.resolve(shape).attributes
         if weight.scale_dtype != result and result.code is not None:
             attributes["output_dtype"] = result.code
         node_name = self._names.fresh(f"{name}_DequantizeLinear")
-        nodes = [helper.make_node("DequantizeLinear", inputs, [output], node_name, **attributes)]
+        nodes = self._store(parts, body)
+        inputs = self._parts[label]
+        nodes.append(
+            helper.make_node("DequantizeLinear", inputs, [output], node_name, **attributes)
+        )
         if output != name:
             node_name = self._names.fresh(f"{name}_Cast")
             nodes.append(helper.make_node("Cast", [output], [name], node_name, to=dtype.code))
         return nodes
 
+    def _store(self, parts: Sequence[TensorProto], body: Body) -> list[NodeProto]:
+        """Make the parts initializers of the body, or Constant nodes where it has none."""
+        if isinstance(body.proto, GraphProto) and not body.is_in_function:
+            body.proto.initializer.extend(parts)
+            return []
+        return [helper.make_node("Constant", [], [part.name], value=part) for part in parts]
+
     def _dtype(self, name: str) -> DType:
         return onnx_tensor.dtype_of(self._source.tensors[name], self._source.thing(name))
+
+
+def _check_function(name: str, spec: QuantSpec) -> None:
+    """Raise SpecError where a Constant node cannot hold the codes of a weight of a function."""
+    allowed = defs.get_schema("Constant").type_constraints[0].allowed_type_strs
+    if f"tensor({spec.dtype})" not in allowed:
+        raise SpecError(
+            f"tensor {name}",
+            f"is in a function, whose weights are Constant nodes, which hold no {spec.dtype}",
+            "exclude it, or choose another type",
+        )
 
 
 def required_opset(spec: QuantSpec, scale: DType, weight: DType) -> int:
