@@ -55,7 +55,7 @@ def listing(model: ModelProto) -> Listing:
 def _hidden(model: ModelProto, found: list[Body]) -> Iterator[tuple[str | Place, TensorProto, str]]:
     """(wanted name, or place; tensor; why no node can read it as a plain one).
 
-    Of sparse tensors: the values that are not zero.
+    Of sparse tensors: the values that are not zero. Single values in attributes do not count.
     """
     for body in found:
         for name, tensor in onnx_graph.stored(body.proto):
@@ -70,7 +70,7 @@ def _hidden(model: ModelProto, found: list[Body]) -> Iterator[tuple[str | Place,
                 name = f"{body.path}{node.name or node.op_type}.{attribute.name}"
                 why = f"is in the attribute {attribute.name} of {node.op_type}"
                 for tensor in onnx_graph.attribute_tensors(attribute):
-                    if tensor is not constant:
+                    if tensor is not constant and list(tensor.dims) not in ([], [1]):
                         yield name, tensor, why
     for training in onnx_graph.top_level_graphs(model)[1:]:
         for graph in onnx_graph.graphs(training):
