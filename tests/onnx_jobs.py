@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -82,12 +83,17 @@ def weights(made: ModelProto, folder: Path = Path()) -> dict[Any, Array]:
     onnx.load_external_data_for_model(loaded, str(folder))
     tensors = {n: numpy_helper.to_array(t) for b in bodies(loaded) for n, t in stored(b).items()
                if t.data_type != TensorProto.STRING}  # fmt: skip
-    return {
-        (number, node.output[0]) if number else node.output[0]:
-            dequantized(node, *(tensors[name] for name in node.input))
-        for number, body in enumerate(bodies(loaded))
-        for node in body.node if node.op_type == "DequantizeLinear"
-    }  # fmt: skip
+    found: dict[Any, Array] = {}
+    scales: set[str] = set()
+    for number, body in enumerate(bodies(loaded)):
+        for node in body.node:
+            if node.op_type == "DequantizeLinear":
+                value = dequantized(node, *(tensors[name] for name in node.input))
+                name, scale = node.output[0], node.input[1]
+                found[(number, name) if number else name] = value
+                tensors |= {name: value} if name not in tensors else {}
+                scales.add(scale)
+    return {k: v for k, v in found.items() if (k if isinstance(k, str) else k[1]) not in scales}
 
 
 def attributes(node: NodeProto) -> dict[str, Any]:
@@ -98,6 +104,8 @@ def dequantized(node: NodeProto, codes: Array, scale: Array, zero: Array | None 
     """(codes - zero) * scale in the scale's type, rounded to output_dtype."""
     given = attributes(node)
     output = given.pop("output_dtype", 0)
+    if scale.dtype == ml_dtypes.float8_e8m0fnu:
+        scale = scale.astype(np.float32)
     difference = codes.astype(scale.dtype)
     if zero is not None:
         difference = difference - spread(zero, codes.shape, **given).astype(scale.dtype)
@@ -131,6 +139,13 @@ def check_runs(made: ModelProto, result: ModelProto | Path, feeds: Mapping[str, 
     values = weights(written)
     assert values
     same(run(result, feeds), run(replaced(made, values), feeds))
+
+
+def sound(path: Path) -> ModelProto:
+    """The model at path, which the checker and strict shape inference accept."""
+    made = check(path)
+    onnx.shape_inference.infer_shapes(made, check_type=True, strict_mode=True, data_prop=True)
+    return made
 
 
 def reference(made: ModelProto, feeds: Mapping[str, Array]) -> list[Array]:

@@ -227,18 +227,6 @@ def test_scales_of_another_type_give_float32_weights(
     same(reference(result, feeds), reference(replaced(made, {"w": values}), feeds))
 
 
-def test_a_scale_type_that_onnx_has_not_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(qtool.QtoolError, match=r"float8e4m3fn.*float8e8m0, float16"):
-        job(
-            consumer("matmul")[0],
-            tmp_path,
-            dtype="float4e2m1",
-            block_size=16,
-            scale_dtype="float8e4m3fn",
-        )
-    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
-
-
 # ------------------------------------------- opsets
 
 

@@ -5,8 +5,7 @@ Source: ONNX DequantizeLinear, versions 10 to 28.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +17,11 @@ from qtool.formats.onnx import graph as onnx_graph
 from qtool.formats.onnx import tensor as onnx_tensor
 from qtool.formats.onnx.bodies import Body, Labels, Place, bodies
 from qtool.formats.onnx.consumers import Consumers
-from qtool.formats.onnx.graph import STANDARD, Names
+from qtool.formats.onnx.graph import Names
 from qtool.formats.onnx.opset import raise_opset
 from qtool.formats.onnx.writer import ModelWriter
-from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, Shape, Writer
+from qtool.layouts.onnx_dequantizers import Dequantizer, dequantizers
+from qtool.spec import Granularity, Shape, Writer
 from qtool.tensor import Codes
 
 # The first opset whose Cast takes bfloat16.
@@ -42,23 +42,14 @@ class Folded:
     granularity: Granularity
 
 
-@dataclass(frozen=True, slots=True)
-class _Dequantize:
-    """A DequantizeLinear node of a body whose inputs are stored: their labels, "" for none."""
-
-    node: NodeProto
-    body: Body
-    inputs: Sequence[str]
-
-
 class OnnxDequantized:
     """A model whose weights are floats of dtype again, written once.
 
-    Every DequantizeLinear node whose inputs are all stored, in its own graph or one around,
-    becomes an initializer (in functions: a Constant node) that holds
-    dequantize_linear(..., output_dtype=dtype), under the name of the node's output; where that has
-    another float type, a Cast gives it. A Cast to dtype beside it that alone reads the node goes
-    with it. Codes, scales and zero points that nothing reads any more go away.
+    Every DequantizeLinear node of stored codes (see dequantizers) becomes an initializer (in
+    functions: a Constant node) that holds dequantize_linear(..., output_dtype=dtype), under the
+    name of the node's output; where that has another float type, a Cast gives it. A Cast to dtype
+    beside it that alone reads the node goes with it. Codes, scales and zero points that nothing
+    reads any more go away, as do nodes that give other nodes' scales alone.
     float64 holds the float32 values.
 
     folded: what becomes of the nodes, in their order. Values are read by write() alone.
@@ -75,14 +66,15 @@ class OnnxDequantized:
         self._bodies = bodies(self._model)
         self._consumers = Consumers(self._bodies)
         self._labels = Labels(self._bodies)
-        self._stored = {place: label for label, place in source.places.items()}
         self._training = onnx_graph.training_reads(self._model)
-        self._made: dict[str, tuple[TensorProto, _Dequantize, Granularity]] = {}
+        self._made: dict[str, tuple[TensorProto, Dequantizer]] = {}
         self.folded: list[Folded] = []
-        nodes = [found for body in self._bodies for found in self._nodes(body)]
-        for found in nodes:
-            self._fold(found)
-        self._remove_unused({self._source.places[i] for found in nodes for i in found.inputs if i})
+        found = dequantizers(self._bodies, source)
+        inner = [one.scale for one in found if one.scale and self._gives_scales(one.scale, found)]
+        for dequantizer in found:
+            if dequantizer not in inner:
+                self._fold(dequantizer)
+        self._remove_unused(found, {dequantizer.place for dequantizer in inner})
 
     def write(
         self, path: Path, *, external_data: bool, restore: Callable[[Codes, Writer, str], None]
@@ -91,55 +83,46 @@ class OnnxDequantized:
 
         restore: stores the values of the codes of a tensor, given its name.
         """
-        made = {name: tensor for name, (tensor, _, _) in self._made.items()}
+        made = {name: tensor for name, (tensor, _) in self._made.items()}
         with ModelWriter(
             path, self._model, made, source=self._source, external_data=external_data
         ) as writer:
-            for name, (_, found, granularity) in self._made.items():
-                with self._codes(found, granularity) as codes, writer.writing(name) as write:
+            for name, (_, found) in self._made.items():
+                with found.codes() as codes, writer.writing(name) as write:
                     restore(codes, write, name)
 
-    def _nodes(self, body: Body) -> Iterator[_Dequantize]:
-        """The nodes of a body that can be folded."""
-        for node in body.proto.node:
-            if node.op_type != "DequantizeLinear" or node.domain not in STANDARD:
-                continue
-            places = [body.place(name) for name in node.input]
-            inputs = [self._stored.get(place, "") if place else "" for place in places]
-            given = [label for name, label in zip(node.input, inputs, strict=True) if name]
-            is_stored = all(given) and self._source.overridable.isdisjoint(given)
-            if (
-                len(inputs) > 1
-                and all((*inputs[:2], *node.output[:1]))
-                and node.output
-                and is_stored
-            ):
-                yield _Dequantize(node, body, inputs)
+    def _gives_scales(self, inner: Dequantizer, found: Sequence[Dequantizer]) -> bool:
+        """Whether a node's result is read as the scale of other nodes that are folded alone."""
+        outer = [one.node for one in found if one.scale is inner]
+        uses = self._consumers.of(inner.place)
+        is_scale = all(use.index == 1 and any(use.node is node for node in outer) for use in uses)
+        return is_scale and not self._is_given(inner.place)
 
-    def _fold(self, found: _Dequantize) -> None:
+    def _is_given(self, place: Place) -> bool:
+        """Whether a tensor is an output of its graph, or training reads it."""
+        is_output = place.name in self._bodies[place.body].outputs
+        return is_output or (place.body == 0 and place.name in self._training)
+
+    def _fold(self, found: Dequantizer) -> None:
         """Put a stored tensor, and a Cast where needed, in the place of a node."""
-        node, body, source, read = found.node, found.body, self._source, found.node.output[0]
+        body, read, granularity = found.body, found.place.name, found.granularity
         nodes = body.proto.node
-        codes, scale = (source.tensors[label] for label in found.inputs[:2])
-        shape = tuple(codes.dims)
-        granularity = _granularity(node, shape, tuple(scale.dims))
-        label = self._labels.of(Place(body.number, read))
-        index = _index(nodes, node)
+        label = self._labels.of(found.place)
+        index = _index(nodes, found.node)
         del nodes[index]
-        result = onnx_graph.attribute(node, "output_dtype", 0) or scale.data_type
         stored = read
-        if result != self._dtype.code and (merged := self._cast_of(read, body)):
+        if found.result != self._dtype.code and (merged := self._cast_of(found.place)):
             stored = merged.output[0]
             label = self._labels.of(Place(body.number, stored))
             del nodes[_index(nodes, merged)]
-        elif result != self._dtype.code:
+        elif found.result != self._dtype.code:
             stored = self._names.fresh(f"{read}_{self._dtype}")
             name = self._names.fresh(f"{read}_Cast")
-            nodes.insert(index, helper.make_node("Cast", [stored], [read], name, to=result))
-        tensor = self._store(onnx_tensor.tensor_proto(stored, self._dtype, shape), body, index)
-        self._made[label] = (tensor, found, granularity)
-        dtype = onnx_tensor.dtype_of(codes, source.thing(found.inputs[0]))
-        self.folded.append(Folded(label, dtype, shape, granularity))
+            cast = helper.make_node("Cast", [stored], [read], name, to=found.result)
+            nodes.insert(index, cast)
+        tensor = onnx_tensor.tensor_proto(stored, self._dtype, found.shape)
+        self._made[label] = (self._store(tensor, body, index), found)
+        self.folded.append(Folded(label, found.dtype, found.shape, granularity))
 
     def _store(self, tensor: TensorProto, body: Body, index: int) -> TensorProto:
         """Put a tensor into a body, as a Constant node at that index where it is a function."""
@@ -152,53 +135,38 @@ class OnnxDequantized:
             stored = body.proto.node[index].attribute[0].t
         return stored
 
-    def _cast_of(self, name: str, body: Body) -> NodeProto | None:
+    def _cast_of(self, place: Place) -> NodeProto | None:
         """The Cast to the wanted type, in the same body, that is all that reads a tensor."""
-        place = Place(body.number, name)
         uses = self._consumers.of(place)
-        is_given = name in body.outputs or (body.number == 0 and name in self._training)
-        if len(uses) != 1 or is_given or uses[0].node.op_type != "Cast" or uses[0].body != body:
+        if len(uses) != 1 or self._is_given(place):
             return None
-        wanted = onnx_graph.attribute(uses[0].node, "to", 0) == self._dtype.code
-        return uses[0].node if wanted else None
+        node, body = uses[0].node, uses[0].body
+        is_beside = node.op_type == "Cast" and body.number == place.body
+        wanted = onnx_graph.attribute(node, "to", 0) == self._dtype.code
+        return node if is_beside and wanted else None
 
-    @contextmanager
-    def _codes(self, found: _Dequantize, granularity: Granularity) -> Iterator[Codes]:
-        """What a node dequantizes."""
-        source = self._source
-        name, scale_name, *rest = found.inputs
-        codes = source.tensors[name]
-        dtype = onnx_tensor.dtype_of(codes, source.thing(name))
-        zero_point = source.read(rest[0]) if any(rest) else None
-        if dtype.name == "int32" and zero_point is not None and not zero_point.any():
-            zero_point = None  # int32 has none, but some exporters write zeros
-        scale = source.read(scale_name)
-        with source.stored(name).reading() as read:
-            yield Codes(read, dtype, tuple(codes.dims), scale, zero_point, granularity)
-
-    def _remove_unused(self, places: Set[Place]) -> None:
-        """Drop the stored tensors at places that nothing reads any more."""
+    def _remove_unused(self, found: Sequence[Dequantizer], inner: Set[Place]) -> None:
+        """Drop the nodes whose results are at inner, and the stored inputs of what was found that
+        nothing reads any more."""
+        for place in inner:
+            _remove(self._bodies[place.body], {place.name})
         consumers = Consumers(bodies(self._model))
+        places = {self._source.places[label] for one in found for label in one.inputs if label}
         for body in self._bodies:
             unused = {p.name for p in places if p.body == body.number and not consumers.is_read(p)}
-            unused -= self._training if body.number == 0 else set()
-            graph = body.proto
-            if isinstance(graph, GraphProto):
-                for values in (graph.initializer, graph.input, graph.value_info):
-                    onnx_graph.remove(values, unused)
-            for index in reversed(range(len(graph.node))):
-                node = graph.node[index]
-                if onnx_graph.constant_value(node) is not None and node.output[0] in unused:
-                    del graph.node[index]
+            _remove(body, unused - (self._training if body.number == 0 else set()))
+
+
+def _remove(body: Body, names: Set[str]) -> None:
+    """Drop tensors of a body, and the nodes that give them."""
+    graph = body.proto
+    if isinstance(graph, GraphProto):
+        for values in (graph.initializer, graph.input, graph.value_info):
+            onnx_graph.remove(values, names)
+    for index in reversed(range(len(graph.node))):
+        if not names.isdisjoint(graph.node[index].output[:1]):
+            del graph.node[index]
 
 
 def _index(nodes: Sequence[NodeProto], node: NodeProto) -> int:
     return next(index for index, other in enumerate(nodes) if other is node)
-
-
-def _granularity(node: NodeProto, shape: Shape, scale: Shape) -> Granularity:
-    axis = onnx_graph.attribute(node, "axis", 1)
-    block_size = onnx_graph.attribute(node, "block_size", 0)
-    if block_size:
-        return Blocked(axis, block_size).resolve(shape)
-    return PerTensor() if scale in ((), (1,)) else PerAxis(axis).resolve(shape)

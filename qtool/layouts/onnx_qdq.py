@@ -8,17 +8,16 @@ Source: ONNX DequantizeLinear, versions 10 to 28; IR.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, defs, helper
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from qtool.dtypes import DTYPES, DType, names, resolve
-from qtool.errors import SpecError
+from qtool.dtypes import DType, resolve
 from qtool.formats.onnx import OnnxSource
 from qtool.formats.onnx import graph as onnx_graph
 from qtool.formats.onnx import tensor as onnx_tensor
@@ -26,31 +25,9 @@ from qtool.formats.onnx.bodies import Body, bodies
 from qtool.formats.onnx.graph import Names
 from qtool.formats.onnx.opset import raise_opset
 from qtool.formats.onnx.writer import ModelWriter
+from qtool.layouts.onnx_weight import Weight, result_dtype
 from qtool.packing import pack
-from qtool.spec import QuantSpec, Shape
 from qtool.tensor import QuantizedTensor, Target
-
-# The first opset whose DequantizeLinear has the granularity, and its attribute output_dtype.
-_GRANULARITIES = {"per_tensor": 10, "per_axis": 13, "blocked": 21}
-_OUTPUT_DTYPE = 23
-_FLOAT32, _FLOAT64 = DTYPES["float32"], DTYPES["float64"]
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """What a weight is quantized to; scale_dtype: the type in which its scales are stored."""
-
-    spec: QuantSpec
-    scale_dtype: DType
-    has_zero_point: bool
-
-    def parts(self, shape: Shape) -> Iterator[tuple[str, DType, Shape]]:
-        """(suffix of the name, type, shape) of the codes, the scale and the zero point."""
-        scale_shape = self.spec.granularity.scale_shape(shape)
-        yield "quantized", self.spec.dtype, shape
-        yield "scale", self.scale_dtype, scale_shape
-        if self.has_zero_point:
-            yield "zero_point", self.spec.dtype, scale_shape
 
 
 class OnnxQdq:
@@ -77,14 +54,11 @@ class OnnxQdq:
         self._model.CopyFrom(source.model)
         for name, weight in weights.items():
             if source.bodies[source.places[name].body].is_in_function:
-                _check_function(name, weight.spec)
+                weight.check_function(name)
         if weights:
-            needed = max(
-                required_opset(weight.spec, weight.scale_dtype, self._dtype(name))
-                for name, weight in weights.items()
-            )
+            needed = max(w.required_opset(self._dtype(name)) for name, w in weights.items())
             raise_opset(self._model, needed, self._names, str(source.path))
-        self._parts: dict[str, list[str]] = {}
+        self._parts: dict[str, dict[str, str]] = {}  # by label, then role
         made = self._replace(weights)
         self._writer = ModelWriter(
             path, self._model, made, source=source, external_data=external_data
@@ -103,11 +77,15 @@ class OnnxQdq:
         self._writer.__exit__(kind, error, trace)
 
     def add(self, name: str, tensor: QuantizedTensor) -> None:
-        """Store the codes, scale and zero point of a weight."""
-        arrays = [tensor.y, tensor.scale]
-        if tensor.zero_point is not None:
-            arrays.append(tensor.zero_point)
-        for part, values in zip(self._parts[name], arrays, strict=True):
+        """Store the parts of a weight."""
+        arrays = {
+            "codes": tensor.y,
+            "scale": tensor.scale,
+            "zero_point": tensor.zero_point,
+            "global_scale": np.float32(tensor.global_scale or 1),
+        }
+        for role, part in self._parts[name].items():
+            values = np.asarray(arrays[role])
             with self._writer.writing(part) as write:
                 write(0, pack(values, resolve(values.dtype)))
 
@@ -115,9 +93,14 @@ class OnnxQdq:
     def target(self, name: str) -> Iterator[Target]:
         """Where the parts of a weight go that is quantized tile by tile."""
         with ExitStack() as stack:
-            writers = [stack.enter_context(self._writer.writing(p)) for p in self._parts[name]]
-            codes, scale, *zero_point = writers
-            yield Target(codes, scale, zero_point[0] if zero_point else None, is_packed=True)
+            writers = {
+                role: stack.enter_context(self._writer.writing(part))
+                for role, part in self._parts[name].items()
+            }
+            yield Target(
+                writers["codes"], writers["scale"], writers.get("zero_point"), is_packed=True,
+                global_scale=writers.get("global_scale"),
+            )  # fmt: skip
 
     def _replace(self, weights: Mapping[str, Weight]) -> dict[str, TensorProto]:
         """Put parts that hold no values yet, and nodes, in the place of the weights.
@@ -133,7 +116,7 @@ class OnnxQdq:
         for number, inside in labels.items():
             body = found[number]
             self._replace_in(body, {n: (label, weights[label]) for n, label in inside.items()})
-            parts = {part for label in inside.values() for part in self._parts[label]}
+            parts = {part for label in inside.values() for part in self._parts[label].values()}
             made |= {name: t for name, t in onnx_graph.stored(body.proto) if name in parts}
         return made
 
@@ -158,29 +141,37 @@ class OnnxQdq:
     def _nodes(self, name: str, body: Body, label: str, weight: Weight) -> list[NodeProto]:
         """The nodes that compute a weight from its parts, which the body is given."""
         shape = tuple(self._source.tensors[label].dims)
-        parts: list[TensorProto] = []
-        for suffix, stored, part_shape in weight.parts(shape):
-            part = self._names.fresh(f"{name}_{suffix}")
-            parts.append(onnx_tensor.tensor_proto(part, stored, part_shape))
-        self._parts[label] = [part.name for part in parts]
+        protos: dict[str, TensorProto] = {}
+        for part in weight.parts(shape):
+            part_name = self._names.fresh(f"{name}_{part.suffix}")
+            protos[part.role] = onnx_tensor.tensor_proto(part_name, part.dtype, part.shape)
+        inputs = {role: proto.name for role, proto in protos.items()}
+        self._parts[label] = dict(inputs)
+        if weight.has_two_levels and not weight.spec.global_scale:
+            protos["global_scale"].raw_data = np.float32(1).tobytes()
+            del self._parts[label]["global_scale"]
+        nodes = self._store(protos.values(), body)
+        if weight.has_two_levels:
+            levels = [inputs["scale"], inputs.pop("global_scale")]
+            inputs["scale"] = self._names.fresh(f"{name}_scale")
+            nodes.append(self._dequantize(levels, inputs["scale"]))
         dtype = self._dtype(label)
-        result = _result(dtype)
+        result = result_dtype(dtype)
         output = name if result == dtype else self._names.fresh(f"{name}_{result}")
         attributes: dict[str, Any] = weight.spec.granularity.resolve(shape).attributes
-        if weight.scale_dtype != result and result.code is not None:
+        if weight.operand_dtype != result and result.code is not None:
             attributes["output_dtype"] = result.code
-        node_name = self._names.fresh(f"{name}_DequantizeLinear")
-        nodes = self._store(parts, body)
-        inputs = self._parts[label]
-        nodes.append(
-            helper.make_node("DequantizeLinear", inputs, [output], node_name, **attributes)
-        )
+        nodes.append(self._dequantize(inputs.values(), output, **attributes))
         if output != name:
             node_name = self._names.fresh(f"{name}_Cast")
             nodes.append(helper.make_node("Cast", [output], [name], node_name, to=dtype.code))
         return nodes
 
-    def _store(self, parts: Sequence[TensorProto], body: Body) -> list[NodeProto]:
+    def _dequantize(self, inputs: Iterable[str], output: str, **attributes: Any) -> NodeProto:
+        name = self._names.fresh(f"{output}_DequantizeLinear")
+        return helper.make_node("DequantizeLinear", [*inputs], [output], name, **attributes)
+
+    def _store(self, parts: Collection[TensorProto], body: Body) -> list[NodeProto]:
         """Make the parts initializers of the body, or Constant nodes where it has none."""
         if isinstance(body.proto, GraphProto) and not body.is_in_function:
             body.proto.initializer.extend(parts)
@@ -189,35 +180,3 @@ class OnnxQdq:
 
     def _dtype(self, name: str) -> DType:
         return onnx_tensor.dtype_of(self._source.tensors[name], self._source.thing(name))
-
-
-def _check_function(name: str, spec: QuantSpec) -> None:
-    """Raise SpecError where a Constant node cannot hold the codes of a weight of a function."""
-    allowed = defs.get_schema("Constant").type_constraints[0].allowed_type_strs
-    if f"tensor({spec.dtype})" not in allowed:
-        raise SpecError(
-            f"tensor {name}",
-            f"is in a function, whose weights are Constant nodes, which hold no {spec.dtype}",
-            "exclude it, or choose another type",
-        )
-
-
-def required_opset(spec: QuantSpec, scale: DType, weight: DType) -> int:
-    """The first opset whose DequantizeLinear takes such codes and scales, and gives the weight.
-
-    Raises SpecError where none does.
-    """
-    if spec.dtype.opset is None or scale.scale_opset is None:
-        allowed = [d for d in DTYPES.values() if d.scale_opset and d.kind == "float"]
-        raise SpecError(
-            "scale_dtype", f"DequantizeLinear takes no {scale} scales", "use " + names(allowed)
-        )
-    needed = [spec.dtype.opset, scale.scale_opset, _GRANULARITIES[spec.granularity.name]]
-    if scale != _result(weight):
-        needed.append(_OUTPUT_DTYPE)
-    return max(needed)
-
-
-def _result(weight: DType) -> DType:
-    """What DequantizeLinear gives for a weight; it has no float64."""
-    return _FLOAT32 if weight == _FLOAT64 else weight

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 
@@ -25,7 +25,8 @@ class QuantizedUse:
     """An operator that works on codes, and what is known of how it is quantized.
 
     tensor: the label of the operator's first input.
-    granularity: "per_tensor", "per_axis" or "blocked".
+    granularity: "per_tensor", "per_axis" or "blocked". scale_dtype: of the scale as it is stored;
+    global_scale: whether it is dequantized itself.
     """
 
     tensor: str
@@ -35,6 +36,7 @@ class QuantizedUse:
     axis: int | None
     block_size: int | None
     scale_dtype: DType | None
+    global_scale: bool = False
 
 
 def uses(model: onnx.ModelProto) -> list[QuantizedUse]:
@@ -53,7 +55,7 @@ def uses_of_stored_codes(model: onnx.ModelProto) -> list[QuantizedUse]:
 def _uses(model: onnx.ModelProto) -> Iterator[tuple[QuantizedUse, bool]]:
     """Every operator that works on codes, and whether these are stored."""
     found = bodies(model)
-    labels, known, codes = Labels(found), _types(found), _codes(found)
+    labels, known, codes, levels = Labels(found), _types(found), _codes(found), _levels(found)
     for body in found:
         for node in body.proto.node:
             if not is_quantized(node):
@@ -62,8 +64,22 @@ def _uses(model: onnx.ModelProto) -> Iterator[tuple[QuantizedUse, bool]]:
             first = places.get(node.input[0]) if node.input else None
             tensor = labels.of(first) if first else "".join(node.input[:1])
             inputs = [known.get(places.get(name), _UNKNOWN) for name in node.input]
+            scale = levels.get(places.get(node.input[1])) if len(inputs) > 1 else None
+            inputs[1:2] = [known.get(scale, _UNKNOWN)] if scale else inputs[1:2]
             reads_codes = any(places.get(name) in codes for name in _data(node))
-            yield _use(node, tensor, inputs), reads_codes
+            use = _use(node, tensor, inputs)
+            yield replace(use, global_scale=True) if scale else use, reads_codes
+
+
+def _levels(found: Sequence[Body]) -> dict[Place | None, Place]:
+    """The codes, by what a DequantizeLinear node makes of them."""
+    return {
+        Place(body.number, node.output[0]): place
+        for body in found
+        for node in body.proto.node
+        if node.op_type == "DequantizeLinear" and node.input and node.output
+        if (place := body.place(node.input[0])) is not None
+    }
 
 
 def _codes(found: Sequence[Body]) -> set[Place]:
