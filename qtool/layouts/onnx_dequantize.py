@@ -1,5 +1,6 @@
 """Floats again from a quantized ONNX model: DequantizeLinear nodes with stored inputs are folded.
 
+Products of stored codes become products of floats before that: see onnx_integer_back.py.
 Source: ONNX DequantizeLinear, versions 10 to 28.
 """
 
@@ -9,18 +10,19 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from qtool.dtypes import DType
-from qtool.formats.onnx import OnnxSource
+from qtool.formats.onnx import OnnxSource, editing
 from qtool.formats.onnx import graph as onnx_graph
 from qtool.formats.onnx import tensor as onnx_tensor
-from qtool.formats.onnx.bodies import Body, Labels, Place, bodies
+from qtool.formats.onnx.bodies import Labels, Place, bodies
 from qtool.formats.onnx.consumers import Consumers
 from qtool.formats.onnx.graph import Names
 from qtool.formats.onnx.opset import raise_opset
 from qtool.formats.onnx.writer import ModelWriter
 from qtool.layouts.onnx_dequantizers import Dequantizer, dequantizers
+from qtool.layouts.onnx_integer_back import FloatProducts
 from qtool.spec import Granularity, Shape, Writer
 from qtool.tensor import Codes
 
@@ -63,6 +65,8 @@ class OnnxDequantized:
         self._model.CopyFrom(source.model)
         if dtype.name == "bfloat16":
             raise_opset(self._model, _CAST_BFLOAT16, self._names, str(source.path))
+        fixed = source.tensors.keys() - source.overridable
+        FloatProducts(self._model, {source.places[label] for label in fixed}, self._names)
         self._bodies = bodies(self._model)
         self._consumers = Consumers(self._bodies)
         self._labels = Labels(self._bodies)
@@ -121,19 +125,10 @@ class OnnxDequantized:
             cast = helper.make_node("Cast", [stored], [read], name, to=found.result)
             nodes.insert(index, cast)
         tensor = onnx_tensor.tensor_proto(stored, self._dtype, found.shape)
-        self._made[label] = (self._store(tensor, body, index), found)
+        for constant in editing.store(body, [tensor]):
+            nodes.insert(index, constant)
+        self._made[label] = (editing.held([body], [stored])[stored], found)
         self.folded.append(Folded(label, found.dtype, found.shape, granularity))
-
-    def _store(self, tensor: TensorProto, body: Body, index: int) -> TensorProto:
-        """Put a tensor into a body, as a Constant node at that index where it is a function."""
-        if isinstance(body.proto, GraphProto) and not body.is_in_function:
-            body.proto.initializer.append(tensor)
-            stored: TensorProto = body.proto.initializer[-1]
-        else:
-            node = helper.make_node("Constant", [], [tensor.name], value=tensor)
-            body.proto.node.insert(index, node)
-            stored = body.proto.node[index].attribute[0].t
-        return stored
 
     def _cast_of(self, place: Place) -> NodeProto | None:
         """The Cast to the wanted type, in the same body, that is all that reads a tensor."""
@@ -149,23 +144,12 @@ class OnnxDequantized:
         """Drop the nodes whose results are at inner, and the stored inputs of what was found that
         nothing reads any more."""
         for place in inner:
-            _remove(self._bodies[place.body], {place.name})
+            editing.remove(self._bodies[place.body], {place.name})
         consumers = Consumers(bodies(self._model))
         places = {self._source.places[label] for one in found for label in one.inputs if label}
         for body in self._bodies:
             unused = {p.name for p in places if p.body == body.number and not consumers.is_read(p)}
-            _remove(body, unused - (self._training if body.number == 0 else set()))
-
-
-def _remove(body: Body, names: Set[str]) -> None:
-    """Drop tensors of a body, and the nodes that give them."""
-    graph = body.proto
-    if isinstance(graph, GraphProto):
-        for values in (graph.initializer, graph.input, graph.value_info):
-            onnx_graph.remove(values, names)
-    for index in reversed(range(len(graph.node))):
-        if not names.isdisjoint(graph.node[index].output[:1]):
-            del graph.node[index]
+            editing.remove(body, unused - (self._training if body.number == 0 else set()))
 
 
 def _index(nodes: Sequence[NodeProto], node: NodeProto) -> int:

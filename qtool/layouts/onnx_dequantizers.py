@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto
 
@@ -76,8 +77,13 @@ class Dequantizer:
     def codes(self) -> Iterator[Codes]:
         """What the node dequantizes."""
         scale = self.scale.values() if self.scale else self.source.read(self.inputs[1])
+        zero_point, granularity = self._zero_point(), self.granularity
+        if isinstance(granularity, PerAxis):  # products may need other shapes: see FloatProducts
+            scale = scale.reshape(-1)
+            if zero_point is not None and zero_point.size == 1:
+                zero_point = np.broadcast_to(zero_point.reshape(()), scale.shape)
         with self.source.stored(self.inputs[0]).reading() as read:
-            yield Codes(read, self.dtype, self.shape, scale, self._zero_point(), self.granularity)
+            yield Codes(read, self.dtype, self.shape, scale, zero_point, granularity)
 
     def values(self) -> Array:
         """The result, in memory."""

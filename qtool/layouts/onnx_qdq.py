@@ -8,18 +8,17 @@ Source: ONNX DequantizeLinear, versions 10 to 28; IR.md.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from qtool.dtypes import DType, resolve
-from qtool.formats.onnx import OnnxSource
-from qtool.formats.onnx import graph as onnx_graph
+from qtool.formats.onnx import OnnxSource, editing
 from qtool.formats.onnx import tensor as onnx_tensor
 from qtool.formats.onnx.bodies import Body, bodies
 from qtool.formats.onnx.graph import Names
@@ -108,35 +107,16 @@ class OnnxQdq:
         Returns the parts by name.
         """
         found = bodies(self._model)
-        labels: dict[int, dict[str, str]] = {}
-        for label, place in self._source.places.items():
-            if label in weights:
-                labels.setdefault(place.body, {})[place.name] = label
-        made: dict[str, TensorProto] = {}
-        for number, inside in labels.items():
-            body = found[number]
-            self._replace_in(body, {n: (label, weights[label]) for n, label in inside.items()})
-            parts = {part for label in inside.values() for part in self._parts[label].values()}
-            made |= {name: t for name, t in onnx_graph.stored(body.proto) if name in parts}
-        return made
-
-    def _replace_in(self, body: Body, weights: Mapping[str, tuple[str, Weight]]) -> None:
-        """Replace the weights of one body, given by their names there."""
-        graph = body.proto
-        if isinstance(graph, GraphProto):
-            # A weight that callers may set is fixed from now on.
-            onnx_graph.remove(graph.initializer, weights)
-            onnx_graph.remove(graph.input, weights)
-        made = {name: self._nodes(name, body, *weights[name]) for name in weights}
-        for index in reversed(range(len(graph.node))):
-            node = graph.node[index]
-            if onnx_graph.constant_value(node) is not None and node.output[0] in made:
-                del graph.node[index]
-                for new in reversed(made.pop(node.output[0])):
-                    graph.node.insert(index, new)
-        for nodes in reversed(made.values()):
-            for new in reversed(nodes):
-                graph.node.insert(0, new)
+        for body in found:
+            nodes = {
+                place.name: self._nodes(place.name, body, label, weights[label])
+                for label, place in self._source.places.items()
+                if label in weights and place.body == body.number
+            }
+            editing.replace(body, nodes)  # a weight that callers may set is fixed from now on
+        return editing.held(
+            found, {part for parts in self._parts.values() for part in parts.values()}
+        )
 
     def _nodes(self, name: str, body: Body, label: str, weight: Weight) -> list[NodeProto]:
         """The nodes that compute a weight from its parts, which the body is given."""
@@ -150,7 +130,7 @@ class OnnxQdq:
         if weight.has_two_levels and not weight.spec.global_scale:
             protos["global_scale"].raw_data = np.float32(1).tobytes()
             del self._parts[label]["global_scale"]
-        nodes = self._store(protos.values(), body)
+        nodes = editing.store(body, protos.values())
         if weight.has_two_levels:
             levels = [inputs["scale"], inputs.pop("global_scale")]
             inputs["scale"] = self._names.fresh(f"{name}_scale")
@@ -170,13 +150,6 @@ class OnnxQdq:
     def _dequantize(self, inputs: Iterable[str], output: str, **attributes: Any) -> NodeProto:
         name = self._names.fresh(f"{output}_DequantizeLinear")
         return helper.make_node("DequantizeLinear", [*inputs], [output], name, **attributes)
-
-    def _store(self, parts: Collection[TensorProto], body: Body) -> list[NodeProto]:
-        """Make the parts initializers of the body, or Constant nodes where it has none."""
-        if isinstance(body.proto, GraphProto) and not body.is_in_function:
-            body.proto.initializer.extend(parts)
-            return []
-        return [helper.make_node("Constant", [], [part.name], value=part) for part in parts]
 
     def _dtype(self, name: str) -> DType:
         return onnx_tensor.dtype_of(self._source.tensors[name], self._source.thing(name))

@@ -49,9 +49,13 @@ class Consumers:
         """Every use of a tensor, by nodes of nested graphs too."""
         return self._uses.get(place, [])
 
+    def is_given(self, place: Place) -> bool:
+        """Whether the tensor is an output of its body."""
+        return place in self._given
+
     def is_read(self, place: Place) -> bool:
-        """Whether a node reads the tensor, or a body gives it."""
-        return place in self._uses or place in self._given
+        """Whether a node reads the tensor, or it is an output."""
+        return place in self._uses or self.is_given(place)
 
     def axes(self, place: Place, shape: Shape) -> Axes | None:
         """(output axis, reduced axis) on which most of the consumers that know agree.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain, count
-from typing import Any
 
 import onnx
 from onnx import (
@@ -199,13 +198,6 @@ def sparse(body: GraphProto | FunctionProto) -> Sequence[SparseTensorProto]:
     return body.sparse_initializer if isinstance(body, GraphProto) else ()
 
 
-def defined(graph: GraphProto) -> set[str]:
-    """The names of the tensors that a graph itself defines."""
-    own = {value.name for value in (*graph.input, *graph.initializer)}
-    own.update(name for node in graph.node for name in node.output)
-    return own
-
-
 def is_quantized(node: NodeProto) -> bool:
     """Whether the operator works on codes."""
     return node.op_type in _QUANTIZED or node.op_type.startswith(_QUANTIZED_PREFIXES)
@@ -222,13 +214,6 @@ def attribute(node: NodeProto, name: str, default: int) -> int:
 def integers(node: NodeProto, name: str) -> list[int] | None:
     """An attribute of integers of a node; None where it has none."""
     return next((list(found.ints) for found in node.attribute if found.name == name), None)
-
-
-def remove(values: Any, names: Container[str]) -> None:
-    """Drop those of a graph's values or tensors that have one of the names."""
-    for index in reversed(range(len(values))):
-        if values[index].name in names:
-            del values[index]
 
 
 def free_name(wanted: str, taken: Container[str]) -> str:
