@@ -6,14 +6,23 @@ scales stand for, as onnx reads them. Both run in the same runtime, so that outp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import (
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    helper,
+    numpy_helper,
+)
 from onnx.reference import ReferenceEvaluator
 from onnx_models import check, initializer, model, run, save
 
@@ -40,16 +49,51 @@ def job(made: ModelProto, folder: Path, **options: Any) -> tuple[ModelProto, dic
     return check(folder / "out.onnx"), report
 
 
-def weights(made: ModelProto, folder: Path = Path()) -> dict[str, Array]:
-    """What its DequantizeLinear nodes of stored tensors give, in the order of the nodes."""
+def bodies(made: ModelProto) -> Iterator[GraphProto | FunctionProto]:
+    """The graph of a model and its functions, each followed by the graphs nested in it."""
+    for body in (made.graph, *made.functions):
+        yield from _nested(body)
+
+
+def _nested(body: GraphProto | FunctionProto) -> Iterator[GraphProto | FunctionProto]:
+    yield body
+    for node in body.node:
+        for attribute in node.attribute:
+            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from _nested(graph)
+
+
+def stored(body: GraphProto | FunctionProto) -> dict[str, TensorProto]:
+    """The tensors that a graph or function holds."""
+    found = {t.name: t for t in body.initializer} if isinstance(body, GraphProto) else {}
+    constants = [node for node in body.node if node.op_type == "Constant"]
+    return found | {
+        node.output[0]: a.t for node in constants for a in node.attribute if a.name == "value"
+    }
+
+
+def weights(made: ModelProto, folder: Path = Path()) -> dict[Any, Array]:
+    """What its DequantizeLinear nodes of stored tensors give, in the order of the nodes.
+
+    By name; of nested graphs and functions by (number among bodies(), name). Names of stored
+    tensors must not be used twice.
+    """
     loaded = ModelProto()
     loaded.CopyFrom(made)
     onnx.load_external_data_for_model(loaded, str(folder))
-    stored = {t.name: numpy_helper.to_array(t) for t in loaded.graph.initializer}
-    return {
-        node.output[0]: dequantized(node, *(stored[name] for name in node.input))
-        for node in loaded.graph.node if node.op_type == "DequantizeLinear"
-    }  # fmt: skip
+    tensors = {n: numpy_helper.to_array(t) for b in bodies(loaded) for n, t in stored(b).items()
+               if t.data_type != TensorProto.STRING}  # fmt: skip
+    found: dict[Any, Array] = {}
+    scales: set[str] = set()
+    for number, body in enumerate(bodies(loaded)):
+        for node in body.node:
+            if node.op_type == "DequantizeLinear":
+                value = dequantized(node, *(tensors[name] for name in node.input))
+                name, scale = node.output[0], node.input[1]
+                found[(number, name) if number else name] = value
+                tensors |= {name: value} if name not in tensors else {}
+                scales.add(scale)
+    return {k: v for k, v in found.items() if (k if isinstance(k, str) else k[1]) not in scales}
 
 
 def attributes(node: NodeProto) -> dict[str, Any]:
@@ -57,12 +101,16 @@ def attributes(node: NodeProto) -> dict[str, Any]:
 
 
 def dequantized(node: NodeProto, codes: Array, scale: Array, zero: Array | None = None) -> Array:
-    """(codes - zero) * scale, in the scale's type."""
+    """(codes - zero) * scale in the scale's type, rounded to output_dtype."""
     given = attributes(node)
+    output = given.pop("output_dtype", 0)
+    if scale.dtype == ml_dtypes.float8_e8m0fnu:
+        scale = scale.astype(np.float32)
     difference = codes.astype(scale.dtype)
     if zero is not None:
         difference = difference - spread(zero, codes.shape, **given).astype(scale.dtype)
-    return difference * spread(scale, codes.shape, **given)
+    product = difference * spread(scale, codes.shape, **given)
+    return product.astype(helper.tensor_dtype_to_np_dtype(output)) if output else product
 
 
 def spread(values: Array, shape: Sequence[int], axis: int = 1, block_size: int = 0) -> Array:
@@ -74,15 +122,14 @@ def spread(values: Array, shape: Sequence[int], axis: int = 1, block_size: int =
     return values.reshape([-1 if i == axis else 1 for i in range(len(shape))])
 
 
-def replaced(made: ModelProto, values: Mapping[str, Array]) -> ModelProto:
-    """A copy with other values in its initializers and Constant nodes."""
+def replaced(made: ModelProto, values: Mapping[Any, Array]) -> ModelProto:
+    """A copy with other values in its initializers and Constant nodes, by weights()' keys."""
     copy = ModelProto()
     copy.CopyFrom(made)
-    tensors = {tensor.name: tensor for tensor in copy.graph.initializer}
-    tensors |= {node.output[0]: node.attribute[0].t for node in copy.graph.node
-                if node.op_type == "Constant"}  # fmt: skip
-    for name, value in values.items():
-        tensors[name].CopyFrom(numpy_helper.from_array(value, name))
+    tensors = [stored(body) for body in bodies(copy)]
+    for key, value in values.items():
+        number, name = (0, key) if isinstance(key, str) else key
+        tensors[number][name].CopyFrom(numpy_helper.from_array(value, name))
     return copy
 
 
@@ -92,6 +139,13 @@ def check_runs(made: ModelProto, result: ModelProto | Path, feeds: Mapping[str, 
     values = weights(written)
     assert values
     same(run(result, feeds), run(replaced(made, values), feeds))
+
+
+def sound(path: Path) -> ModelProto:
+    """The model at path, which the checker and strict shape inference accept."""
+    made = check(path)
+    onnx.shape_inference.infer_shapes(made, check_type=True, strict_mode=True, data_prop=True)
+    return made
 
 
 def reference(made: ModelProto, feeds: Mapping[str, Array]) -> list[Array]:

@@ -25,7 +25,8 @@ from qtool import ops
 from qtool.dtypes import DTYPES
 from qtool.formats.onnx import OnnxSource
 from qtool.formats.onnx import graph as onnx_graph
-from qtool.layouts.onnx_qdq import OnnxQdq, Weight
+from qtool.layouts.onnx_qdq import OnnxQdq
+from qtool.layouts.onnx_weight import Weight
 from qtool.spec import QuantSpec
 
 Array = NDArray[Any]
@@ -106,7 +107,7 @@ def quantized(x: Array, spec: QuantSpec, scale_dtype: str, zero_point: int | Non
     y = ops.quantize_linear(
         x, scale, zero, output_dtype=spec.dtype, precision="float32", **attributes
     )
-    return SimpleNamespace(y=y, scale=scale, zero_point=zero, spec=spec)
+    return SimpleNamespace(y=y, scale=scale, zero_point=zero, spec=spec, global_scale=None)
 
 
 def quantize(

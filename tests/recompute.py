@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,7 +148,7 @@ def _read_onnx(path: Path) -> Written:
     model = onnx.load(path)
     tensors = {name: numpy_helper.to_array(t) for name, t in stored(model).items()}
     weights = {}
-    for node in model.graph.node:
+    for node in nodes(model.graph):
         if node.op_type == "DequantizeLinear":
             given = {a.name: a.i for a in node.attribute}
             codes, scale = (tensors[name] for name in node.input)
@@ -158,10 +159,28 @@ def _read_onnx(path: Path) -> Written:
 
 
 def stored(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    """The initializers and the values of Constant nodes of the top-level graph."""
-    found = {tensor.name: tensor for tensor in model.graph.initializer}
-    constants = [node for node in model.graph.node if node.op_type == "Constant"]
-    return found | {node.output[0]: node.attribute[0].t for node in constants}
+    """The initializers and the values of Constant nodes, in nested graphs too.
+
+    No two of a published model have the same name.
+    """
+    found = [(tensor.name, tensor) for tensor in model.graph.initializer]
+    for node in nodes(model.graph):
+        found += [(node.output[0], node.attribute[0].t)] if node.op_type == "Constant" else []
+        found += [(t.name, t) for graph in subgraphs(node) for t in graph.initializer]
+    assert len(found) == len(dict(found))
+    return dict(found)
+
+
+def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph, those of nested ones after the node that holds them."""
+    for node in graph.node:
+        yield node
+        for nested in subgraphs(node):
+            yield from nodes(nested)
+
+
+def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    return [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
 
 
 def _unpacked(stored: Array, dtype: str, shape: list[int]) -> Array:

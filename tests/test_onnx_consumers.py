@@ -28,9 +28,20 @@ AXES: list[Any] = [
     pytest.param([make("Conv", "x", "w")], 4, (0, 1), id="conv"),
     pytest.param([make("ConvTranspose", "x", "w")], 4, (1, 0), id="conv-transpose"),
     pytest.param([make("Gather", "w", "x")], 2, (0, 1), id="embedding"),
-    pytest.param([make("Gather", "w", "x", axis=1)], 2, (None, None), id="gather-columns"),
+    pytest.param([make("Gather", "w", "x", axis=1)], 2, (1, 0), id="gather-columns"),
+    pytest.param([make("Gather", "w", "x", axis=-2)], 3, (1, 2), id="gather-the-middle"),
     pytest.param([make("LSTM", "x", "w", "r")], 3, (1, 2), id="lstm"),
-    pytest.param([make("Einsum", "x", "w", equation="ij,jk")], 2, (None, None), id="einsum"),
+    pytest.param([make("GRU", "x", "r", "w")], 3, (1, 2), id="gru-recurrence"),
+    pytest.param([make("LSTM", "x", "v", "r", "w")], 2, (None, None), id="lstm-bias"),
+    pytest.param([make("Einsum", "x", "w", equation="ij,jk")], 2, (1, 0), id="einsum"),
+    pytest.param([make("Einsum", "w", "x", equation="ij, jk -> ki")], 2, (0, 1), id="einsum-left"),
+    # of several axes of one role the longest counts
+    pytest.param([make("Einsum", "x", "w", equation="ah,hbc->abc")], 3, (2, 0), id="einsum-wide"),
+    pytest.param([make("Einsum", "x", "w", equation="bhi,hoi->bho")], 3, (1, 2), id="einsum-heads"),
+    pytest.param([make("Einsum", "x", "w", equation="...j,...jk")], 3, (2, 1), id="ellipsis"),
+    pytest.param([make("Einsum", "x", "w", equation="i,jj->i")], 2, (None, None), id="diagonal"),
+    pytest.param([make("Einsum", "x", "w", equation="ij")], 2, (None, None), id="too-few-terms"),
+    pytest.param([make("Einsum", "x", "w", equation="i,ijk->i")], 2, (None, None), id="other-rank"),
     pytest.param([make("Add", "x", "w"), make("Conv", "x", "w")], 4, (0, 1), id="one-knows"),
     pytest.param(
         [make("Gather", "w", "x"), make("MatMul", "x", "w"), make("Gemm", "x", "w", transB=1)],
@@ -60,6 +71,51 @@ AXES: list[Any] = [
         4,
         (0, 1),
         id="behind-cast-and-identity",
+    ),
+    pytest.param(
+        [helper.make_node("Flatten", ["w"], ["f"]), make("Gemm", "x", "f", transB=1)],
+        3,
+        (0, 2),
+        id="behind-flatten",
+    ),
+    pytest.param(
+        [helper.make_node("Unsqueeze", ["w"], ["u"], axes=[0, 3]), make("Conv", "x", "u")],
+        2,
+        (None, 0),
+        id="behind-unsqueeze",
+    ),
+    pytest.param(
+        [helper.make_node("Reshape", ["w"], ["r"], shape=[0, 12]), make("MatMul", "x", "r")],
+        3,
+        (2, 0),
+        id="behind-reshape-1",
+    ),
+    pytest.param(
+        [helper.make_node("Reshape", ["w", "unknown"], ["r"]), make("MatMul", "x", "r")],
+        3,
+        (None, None),
+        id="behind-reshape-to-what-is-not-stored",
+    ),
+    pytest.param(
+        [
+            constant("s", [3, 2], np.int64),
+            helper.make_node("Reshape", ["w", "s"], ["r"]),
+            make("MatMul", "x", "r"),
+        ],
+        2,
+        (None, None),
+        id="behind-reshape-across-axes",
+    ),
+    pytest.param(
+        [
+            constant("s", [2, -1], np.int64),
+            helper.make_node("Reshape", ["w", "s"], ["r"]),
+            helper.make_node("Transpose", ["r"], ["t"]),
+            make("MatMul", "x", "t"),
+        ],
+        3,
+        (0, 2),
+        id="behind-reshape-and-transpose",
     ),
     pytest.param(
         [helper.make_node("Identity", ["w"], ["v"]), helper.make_node("Identity", ["v"], ["w"])],
@@ -100,11 +156,31 @@ def obstacle(tmp_path: Path, *nodes: NodeProto, ir_version: int = 10, **fields: 
     return OnnxSource(save(made, tmp_path / "m.onnx")).infos()[0].obstacle
 
 
-def test_a_weight_that_callers_may_set_is_an_obstacle(tmp_path: Path) -> None:
+def test_what_callers_may_set_and_no_operator_multiplies_by_is_an_obstacle(tmp_path: Path) -> None:
     inputs = {"x": (1, 4), "w": (4, 4)}
-    found = obstacle(tmp_path, make("MatMul", "x", "w"), inputs=inputs)
-    assert found == "is a graph input that callers may set, with this as its default"
-    assert obstacle(tmp_path, make("MatMul", "x", "w"), inputs=inputs, ir_version=3) is None
+    found = obstacle(tmp_path, make("Add", "x", "w"), inputs=inputs)
+    assert found == "is a graph input that callers may set, read by no matrix operator"
+    assert obstacle(tmp_path, make("MatMul", "x", "w"), inputs=inputs) is None
+    assert obstacle(tmp_path, make("Add", "x", "w"), inputs=inputs, ir_version=3) is None
+
+
+def test_an_initializer_that_a_loop_sets_is_an_obstacle(tmp_path: Path) -> None:
+    values = [helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 4])]
+    body = helper.make_graph([make("MatMul", "w", "w")], "b", values, [], [W])
+    node = helper.make_node("Loop", ["n", "", "x"], ["z"], body=body)
+    graph = helper.make_graph([node], "g", [], [])
+    (info,) = OnnxSource(save(helper.make_model(graph), tmp_path / "m.onnx")).infos()
+    assert info.obstacle == "is an input of the nested graph that it is in"
+
+
+@pytest.mark.parametrize("operator", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("index", [3, 5, 7])
+def test_what_recurrent_operators_add_is_an_obstacle(
+    tmp_path: Path, operator: str, index: int
+) -> None:
+    inputs = ["x", "v", "r", *[""] * (index - 3), "w"]
+    found = obstacle(tmp_path, make(operator, *inputs), inputs={"x": (1,), "v": (1,), "r": (1,)})
+    assert found == f"is a bias or a state of {operator}"
 
 
 def test_what_a_quantized_operator_reads_is_an_obstacle(tmp_path: Path) -> None:

@@ -81,11 +81,16 @@ def test_a_weight_that_is_an_output_too_is_left_alone(tmp_path: Path) -> None:
     assert skipped == {"name": "w", "reason": "is an output too, which needs floats"}
 
 
-def test_a_weight_that_callers_may_set_is_left_alone(tmp_path: Path) -> None:
+def test_a_weight_that_callers_could_set_is_fixed_and_named(tmp_path: Path) -> None:
     w = initializer("w", normal(16, 16))
     made = model([MATMUL], [w], inputs={"x": (5, 16), "w": (16, 16)})
-    [skipped] = written(made, tmp_path)["skipped"]
-    assert skipped["reason"] == "is a graph input that callers may set, with this as its default"
+    found = written(made, tmp_path)
+    assert [row["name"] for row in found["tensors"]] == ["w"]
+    assert found["warnings"] == [
+        "weights that callers of the model could set are fixed now; --exclude keeps them: w"
+    ]
+    result = onnx.load(tmp_path / "m.dynamic.onnx")
+    assert [value.name for value in result.graph.input] == ["x"]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from onnx import ModelProto, helper, numpy_helper
 from onnx_models import constant, initializer, model, quantize, quantized, replaced, run, same, save
 
 from qtool.dtypes import DTYPES
-from qtool.errors import FormatError, SpecError
+from qtool.errors import FormatError
 from qtool.formats.onnx import OnnxSource
-from qtool.layouts.onnx_qdq import OnnxQdq, Weight, required_opset
+from qtool.layouts.onnx_qdq import OnnxQdq
+from qtool.layouts.onnx_weight import Weight
 from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec
 
 WEIGHT = np.random.default_rng(3).normal(size=(8, 6)).astype(np.float32)
@@ -137,8 +138,3 @@ def test_a_model_that_cannot_be_converted_is_refused_from_headers_alone(tmp_path
     weight = Weight(QuantSpec("int4", PerAxis(0)), DTYPES["float32"], has_zero_point=False)
     with pytest.raises(FormatError, match=r"m\.onnx: opset 21 .*GroupNormalization"):
         OnnxQdq(source, {"w": weight}, tmp_path / "q.onnx", external_data=False)
-
-
-def test_scales_that_the_operator_does_not_take_are_refused() -> None:
-    with pytest.raises(SpecError, match="scale_dtype: DequantizeLinear takes no float8e4m3fn"):
-        required_opset(QuantSpec("int8", PerTensor()), DTYPES["float8e4m3fn"], DTYPES["float32"])

@@ -284,7 +284,7 @@ def test_a_name_that_is_defined_twice_is_refused(tmp_path: Path) -> None:
         OnnxSource(save(helper.make_model(graph), tmp_path / "m.onnx"))
 
 
-def test_float_tensors_of_nested_graphs_and_sparse_ones_are_listed_last(tmp_path: Path) -> None:
+def test_nested_graphs_are_listed_after_the_model_and_sparse_tensors_last(tmp_path: Path) -> None:
     def body(value: float) -> Any:
         inner = [constant("c", [value]), helper.make_node("Add", ["w", "c"], ["z"])]
         stored = [initializer("w", WEIGHT * value), initializer("n", [1], np.int64)]
@@ -297,20 +297,65 @@ def test_float_tensors_of_nested_graphs_and_sparse_ones_are_listed_last(tmp_path
     made = helper.make_model(helper.make_graph([node], "g", [], [], [initializer("w", WEIGHT)]))
     made.graph.sparse_initializer.append(sparse)
     source = OnnxSource(save(made, tmp_path / "m.onnx"))
-    nested = "is in a nested graph"
     assert [(i.name, i.shape, i.nbytes, i.obstacle) for i in source.infos()] == [
         ("w", (2, 3), 24, None),
+        # helper.make_node sorts its attributes: the else branch comes first.
+        ("If.else_branch/w", (2, 3), 24, None),
+        ("If.else_branch/n", (1,), 8, None),
+        ("If.else_branch/c", (1,), 4, None),
+        ("If.then_branch/w", (2, 3), 24, None),
+        ("If.then_branch/n", (1,), 8, None),
+        ("If.then_branch/c", (1,), 4, None),
         ("s", (2,), 8, "is sparse"),
-        ("w_1", (2, 3), 24, nested),
-        ("c", (1,), 4, nested),
-        ("w_2", (2, 3), 24, nested),
-        ("c_1", (1,), 4, nested),
     ]
-    assert list(source.tensors) == ["w"]
-    # helper.make_node sorts its attributes: the else branch comes first.
-    assert source.read("w_1").tolist() == (WEIGHT * 2).tolist()
-    assert b"".join(source.chunks("w_2")) == WEIGHT.tobytes()
+    assert source.read("If.else_branch/w").tolist() == (WEIGHT * 2).tolist()
+    assert b"".join(source.chunks("If.then_branch/w")) == WEIGHT.tobytes()
     assert source.read("s").tolist() == [5, 6]
+
+
+def test_labels_tell_tensors_of_one_name_apart(tmp_path: Path) -> None:
+    """By the names of the nodes, their operators, and numbers where these are alike."""
+
+    def body(*names: str) -> Any:
+        return helper.make_graph([], "b", [], [], [initializer(name, WEIGHT) for name in names])
+
+    def node(name: str | None, *names: str) -> NodeProto:
+        made = helper.make_node("If", ["c"], ["y"], name, then_branch=body(*names))
+        del made.output[:]
+        return made
+
+    nodes = [node("a/b", "w", "alone"), node(None, "w"), node("twice", "w"), node("twice", "w")]
+    functions = [
+        helper.make_function(domain, "F", [], [], [constant("w", WEIGHT), node(None, "v")],
+                             [helper.make_opsetid("", 21)])
+        for domain in ("d", "e")
+    ]  # fmt: skip
+    top = [initializer("If.then_branch/w", WEIGHT)]
+    made = helper.make_model(helper.make_graph(nodes, "g", [], [], top), functions=functions)
+    source = OnnxSource(save(made, tmp_path / "m.onnx"))
+    assert list(source.tensors) == [
+        "If.then_branch/w", "a/b.then_branch/w", "alone", "If.then_branch/w_1",
+        "twice#0.then_branch/w", "twice#1.then_branch/w", "d.F/w", "d.F/If.then_branch/v",
+        "e.F/w", "e.F/If.then_branch/v",
+    ]  # fmt: skip
+
+
+def test_tensors_that_no_node_can_read_are_listed_with_what_keeps_them(tmp_path: Path) -> None:
+    sparse = SparseTensorProto(
+        values=initializer("", [5, 6]), indices=initializer("", [0, 2], np.int64), dims=[4]
+    )
+    nodes = [
+        helper.make_node("Own", [], ["y"], "node", domain="own", table=initializer("t", WEIGHT)),
+        helper.make_node("Constant", [], ["z"], sparse_value=sparse),
+    ]
+    made = helper.make_model(helper.make_graph(nodes, "g", [], []))
+    made.training_info.add().algorithm.initializer.append(initializer("rate", [0.5]))
+    source = OnnxSource(save(made, tmp_path / "m.onnx"))
+    assert [(info.name, info.shape, info.obstacle) for info in source.infos()] == [
+        ("node.table", (2, 3), "is in the attribute table of Own"),
+        ("Constant.sparse_value", (2,), "is in the attribute sparse_value of Constant"),
+        ("training/rate", (1,), "is a tensor of training"),
+    ]
 
 
 def test_what_has_no_name_is_left_alone(tmp_path: Path) -> None:

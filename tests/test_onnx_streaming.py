@@ -26,7 +26,8 @@ from qtool.engine import restore_plain
 from qtool.errors import FormatError, OutputError, TensorError
 from qtool.formats.onnx import OnnxSource
 from qtool.formats.onnx.data import DataFile
-from qtool.layouts.onnx_qdq import OnnxQdq, Weight
+from qtool.layouts.onnx_qdq import OnnxQdq
+from qtool.layouts.onnx_weight import Weight
 from qtool.packing import pack
 from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec, reader_of
 from qtool.tensor import Codes

@@ -111,15 +111,20 @@ def test_before_ir_version_4_weights_are_inputs_by_form_alone(tmp_path: Path) ->
     check_runs(made, result, {"x": normal(2, 6, 6, 6)})
 
 
-def test_a_weight_that_callers_may_set_is_left_alone(tmp_path: Path) -> None:
+def test_a_weight_that_callers_could_set_is_fixed_and_named(tmp_path: Path) -> None:
     made = model(
         [make("MatMul", ["x", "w"], ["h"]), make("MatMul", ["h", "v"], ["y"])],
         [initializer("w", normal(8, 8)), initializer("v", normal(8, 8))],
         inputs={"x": (2, 8), "w": (8, 8)},
     )
     result, report = job(made, tmp_path, dtype="int8")
-    assert [r["name"] for r in report["skipped"]] == ["w"]
-    assert "callers may set" in report["skipped"][0]["reason"]
+    assert report["warnings"] == [
+        "weights that callers of the model could set are fixed now; --exclude keeps them: w"
+    ]
+    assert [value.name for value in result.graph.input] == ["x"]
+    check_runs(made, result, {"x": normal(2, 8)})
+    result, report = job(made, tmp_path, dtype="int8", exclude=["w"], force=True)
+    assert report["warnings"] == []
     check_runs(made, result, {"x": normal(2, 8), "w": normal(8, 8)})
 
 
@@ -166,7 +171,7 @@ def test_nested_graphs_read_a_quantized_weight(limit: float, tmp_path: Path) -> 
         ir_version=7,
     )
     result, report = job(made, tmp_path, dtype="int4", block_size=8)
-    assert [t["name"] for t in report["tensors"]] == ["w"]
+    assert [t["name"] for t in report["tensors"]] == ["w", "k", "own"]
     check_runs(made, result, {"x": normal(2, 8)})
 
 
@@ -217,7 +222,7 @@ def test_functions_take_a_quantized_weight(tmp_path: Path) -> None:
         functions=[function],
     )
     result, report = job(made, tmp_path, dtype="int4", block_size=8)
-    assert [t["name"] for t in report["tensors"]] == ["w"]
+    assert [t["name"] for t in report["tensors"]] == ["w", "half"]
     assert result.functions[0].opset_import[0].version == 21
     check_runs(made, result, {"x": normal(2, 8)})
 

@@ -69,7 +69,7 @@ def check_something(
     text = ", ".join(
         [*(f"{reason} ({count})" for reason, count in reasons), *_idle(recipe.include, plan)]
     )
-    rule = f"nothing to quantize: {text or 'no tensors in the top-level graph'}"
+    rule = f"nothing to quantize: {text or 'no tensors'}"
     raise FormatError(str(source.path), rule, "use --allow-empty to copy it as it is")
 
 
@@ -93,10 +93,21 @@ def warnings(recipe: Recipe, plan: Sequence[Planned], container: str, source: So
     lost = sorted(set(source.metadata) - {KEY}) if container in ("npy", "npz") else []
     if lost:
         found.append(f".{container} has no place for the metadata {', '.join(lost)}")
+    if source.container == "onnx":
+        found += _fixed(plan, cast("OnnxSource", source))
     rounded = sum(p.spec is not None and p.info.dtype.name == "float64" for p in plan)
     if rounded:
         found.append(f"{_tensors(rounded)} rounded from float64 to float32 before quantizing")
     return found
+
+
+def _fixed(plan: Sequence[Planned], source: OnnxSource) -> list[str]:
+    """What becomes of weights that a model lets its callers set."""
+    names = [p.info.name for p in plan if p.spec and p.info.name in source.overridable]
+    if not names:
+        return []
+    text = "weights that callers of the model could set are fixed now; --exclude keeps them"
+    return [f"{text}: {', '.join(names)}"]
 
 
 def _tensors(count: int) -> str:

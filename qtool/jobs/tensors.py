@@ -128,7 +128,8 @@ class Job:
             with self._graph.writer(source, self._plan, path, external_data=external_data) as taker:
                 self._quantize_into(taker)
             return
-        from qtool.layouts.onnx_qdq import OnnxQdq, Weight
+        from qtool.layouts.onnx_qdq import OnnxQdq
+        from qtool.layouts.onnx_weight import Weight
 
         weights = {
             p.info.name: Weight(p.spec, p.stored.scale_dtype, has_zero_point=p.stored.zero_point)

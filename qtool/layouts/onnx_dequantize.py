@@ -6,24 +6,24 @@ Source: ONNX DequantizeLinear, versions 10 to 28.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from qtool.dtypes import DType
-from qtool.formats.onnx import OnnxSource
+from qtool.formats.onnx import OnnxSource, editing
 from qtool.formats.onnx import graph as onnx_graph
 from qtool.formats.onnx import tensor as onnx_tensor
+from qtool.formats.onnx.bodies import Labels, Place, bodies
 from qtool.formats.onnx.consumers import Consumers
-from qtool.formats.onnx.graph import STANDARD, Names
+from qtool.formats.onnx.graph import Names
 from qtool.formats.onnx.opset import raise_opset
 from qtool.formats.onnx.writer import ModelWriter
+from qtool.layouts.onnx_dequantizers import Dequantizer, dequantizers
 from qtool.layouts.onnx_integer_back import FloatProducts
-from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, Shape, Writer
+from qtool.spec import Granularity, Shape, Writer
 from qtool.tensor import Codes
 
 # The first opset whose Cast takes bfloat16.
@@ -34,7 +34,8 @@ _CAST_BFLOAT16 = 13
 class Folded:
     """A DequantizeLinear node that becomes a stored tensor.
 
-    name: the tensor that consumers read. dtype, shape: of the codes. granularity: of the scale.
+    name: the label of the tensor that consumers read. dtype, shape: of the codes.
+    granularity: of the scale.
     """
 
     name: str
@@ -46,10 +47,11 @@ class Folded:
 class OnnxDequantized:
     """A model whose weights are floats of dtype again, written once.
 
-    Every DequantizeLinear node of the top-level graph whose inputs are all stored becomes an
-    initializer that holds dequantize_linear(..., output_dtype=dtype), under the name of the node's
-    output; where that has another float type, a Cast gives it. A Cast to dtype that alone reads
-    the node goes with it. Codes, scales and zero points that nothing reads any more go away.
+    Every DequantizeLinear node of stored codes (see dequantizers) becomes an initializer (in
+    functions: a Constant node) that holds dequantize_linear(..., output_dtype=dtype), under the
+    name of the node's output; where that has another float type, a Cast gives it. A Cast to dtype
+    beside it that alone reads the node goes with it. Codes, scales and zero points that nothing
+    reads any more go away, as do nodes that give other nodes' scales alone.
     float64 holds the float32 values.
 
     folded: what becomes of the nodes, in their order. Values are read by write() alone.
@@ -63,26 +65,20 @@ class OnnxDequantized:
         self._model.CopyFrom(source.model)
         if dtype.name == "bfloat16":
             raise_opset(self._model, _CAST_BFLOAT16, self._names, str(source.path))
-        stored = source.tensors.keys() - source.overridable
-        FloatProducts(self._model, {name: source.tensors[name] for name in stored}, self._names)
-        self._consumers = Consumers(self._model.graph)
-        self._outputs = onnx_graph.training_reads(self._model)
-        self._outputs.update(value.name for value in self._model.graph.output)
-        self._made: dict[str, tuple[TensorProto, NodeProto, Granularity]] = {}
+        fixed = source.tensors.keys() - source.overridable
+        FloatProducts(self._model, {source.places[label] for label in fixed}, self._names)
+        self._bodies = bodies(self._model)
+        self._consumers = Consumers(self._bodies)
+        self._labels = Labels(self._bodies)
+        self._training = onnx_graph.training_reads(self._model)
+        self._made: dict[str, tuple[TensorProto, Dequantizer]] = {}
         self.folded: list[Folded] = []
-        nodes = [
-            node
-            for node in self._model.graph.node
-            if node.op_type == "DequantizeLinear"
-            and node.domain in STANDARD
-            and len(node.input) > 1
-            and all((*node.input[:2], *node.output[:1]))
-            and node.output
-            and stored.issuperset(name for name in node.input if name)
-        ]
-        for node in nodes:
-            self._fold(node)
-        self._remove_unused({name for node in nodes for name in node.input if name})
+        found = dequantizers(self._bodies, source)
+        inner = [one.scale for one in found if one.scale and self._gives_scales(one.scale, found)]
+        for dequantizer in found:
+            if dequantizer not in inner:
+                self._fold(dequantizer)
+        self._remove_unused(found, {dequantizer.place for dequantizer in inner})
 
     def write(
         self, path: Path, *, external_data: bool, restore: Callable[[Codes, Writer, str], None]
@@ -91,83 +87,70 @@ class OnnxDequantized:
 
         restore: stores the values of the codes of a tensor, given its name.
         """
-        made = [tensor for tensor, _, _ in self._made.values()]
+        made = {name: tensor for name, (tensor, _) in self._made.items()}
         with ModelWriter(
             path, self._model, made, source=self._source, external_data=external_data
         ) as writer:
-            for name, (_, node, granularity) in self._made.items():
-                with self._codes(node, granularity) as codes, writer.writing(name) as write:
+            for name, (_, found) in self._made.items():
+                with found.codes() as codes, writer.writing(name) as write:
                     restore(codes, write, name)
 
-    def _fold(self, node: NodeProto) -> None:
-        """Put an initializer, and a Cast where needed, in the place of a node."""
-        graph, source, read = self._model.graph, self._source, node.output[0]
-        codes, scale = (source.tensors[name] for name in node.input[:2])
-        shape = tuple(codes.dims)
-        granularity = _granularity(node, shape, tuple(scale.dims))
-        index = self._index(node)
-        del graph.node[index]
-        result = onnx_graph.attribute(node, "output_dtype", 0) or scale.data_type
+    def _gives_scales(self, inner: Dequantizer, found: Sequence[Dequantizer]) -> bool:
+        """Whether a node's result is read as the scale of other nodes that are folded alone."""
+        outer = [one.node for one in found if one.scale is inner]
+        uses = self._consumers.of(inner.place)
+        is_scale = all(use.index == 1 and any(use.node is node for node in outer) for use in uses)
+        return is_scale and not self._is_given(inner.place)
+
+    def _is_given(self, place: Place) -> bool:
+        """Whether a tensor is an output of its graph, or training reads it."""
+        is_output = place.name in self._bodies[place.body].outputs
+        return is_output or (place.body == 0 and place.name in self._training)
+
+    def _fold(self, found: Dequantizer) -> None:
+        """Put a stored tensor, and a Cast where needed, in the place of a node."""
+        body, read, granularity = found.body, found.place.name, found.granularity
+        nodes = body.proto.node
+        label = self._labels.of(found.place)
+        index = _index(nodes, found.node)
+        del nodes[index]
         stored = read
-        if result != self._dtype.code and (merged := self._cast_of(read)):
-            stored = read = merged.output[0]
-            del graph.node[self._index(merged)]
-        elif result != self._dtype.code:
+        if found.result != self._dtype.code and (merged := self._cast_of(found.place)):
+            stored = merged.output[0]
+            label = self._labels.of(Place(body.number, stored))
+            del nodes[_index(nodes, merged)]
+        elif found.result != self._dtype.code:
             stored = self._names.fresh(f"{read}_{self._dtype}")
-            label = self._names.fresh(f"{read}_Cast")
-            graph.node.insert(index, helper.make_node("Cast", [stored], [read], label, to=result))
-        graph.initializer.append(onnx_tensor.tensor_proto(stored, self._dtype, shape))
-        self._made[stored] = (graph.initializer[-1], node, granularity)
-        dtype = onnx_tensor.dtype_of(codes, source.thing(node.input[0]))
-        self.folded.append(Folded(read, dtype, shape, granularity))
+            name = self._names.fresh(f"{read}_Cast")
+            cast = helper.make_node("Cast", [stored], [read], name, to=found.result)
+            nodes.insert(index, cast)
+        tensor = onnx_tensor.tensor_proto(stored, self._dtype, found.shape)
+        for constant in editing.store(body, [tensor]):
+            nodes.insert(index, constant)
+        self._made[label] = (editing.held([body], [stored])[stored], found)
+        self.folded.append(Folded(label, found.dtype, found.shape, granularity))
 
-    def _index(self, node: NodeProto) -> int:
-        return next(i for i, other in enumerate(self._model.graph.node) if other is node)
-
-    def _cast_of(self, name: str) -> NodeProto | None:
-        """The top-level Cast to the wanted type that is all that reads a tensor."""
-        readers = [node for node, _ in self._consumers.of(name)]
-        if len(readers) != 1 or name in self._outputs or readers[0].op_type != "Cast":
+    def _cast_of(self, place: Place) -> NodeProto | None:
+        """The Cast to the wanted type, in the same body, that is all that reads a tensor."""
+        uses = self._consumers.of(place)
+        if len(uses) != 1 or self._is_given(place):
             return None
-        wanted = onnx_graph.attribute(readers[0], "to", 0) == self._dtype.code
-        top_level = any(node is readers[0] for node in self._model.graph.node)
-        return readers[0] if wanted and top_level else None
+        node, body = uses[0].node, uses[0].body
+        is_beside = node.op_type == "Cast" and body.number == place.body
+        wanted = onnx_graph.attribute(node, "to", 0) == self._dtype.code
+        return node if is_beside and wanted else None
 
-    @contextmanager
-    def _codes(self, node: NodeProto, granularity: Granularity) -> Iterator[Codes]:
-        """What a node dequantizes."""
-        source = self._source
-        codes = source.tensors[node.input[0]]
-        dtype = onnx_tensor.dtype_of(codes, source.thing(node.input[0]))
-        scale = source.read(node.input[1])
-        zero_point = source.read(node.input[2]) if any(node.input[2:]) else None
-        if dtype.name == "int32" and zero_point is not None and not zero_point.any():
-            zero_point = None  # int32 has none, but some exporters write zeros
-        if isinstance(granularity, PerAxis):  # products may need other shapes: see FloatProducts
-            scale = scale.reshape(-1)
-            if zero_point is not None and zero_point.size == 1:
-                zero_point = np.broadcast_to(zero_point.reshape(()), scale.shape)
-        with source.stored(node.input[0]).reading() as read:
-            yield Codes(read, dtype, tuple(codes.dims), scale, zero_point, granularity)
-
-    def _remove_unused(self, names: Set[str]) -> None:
-        """Drop the stored tensors among names that nothing reads any more."""
-        graph = self._model.graph
-        consumers = Consumers(graph)
-        unused = {name for name in names if not consumers.of(name)} - self._outputs
-        for values in (graph.initializer, graph.input, graph.value_info):
-            for index in reversed(range(len(values))):
-                if values[index].name in unused:
-                    del values[index]
-        for index in reversed(range(len(graph.node))):
-            node = graph.node[index]
-            if onnx_graph.constant_value(node) is not None and node.output[0] in unused:
-                del graph.node[index]
+    def _remove_unused(self, found: Sequence[Dequantizer], inner: Set[Place]) -> None:
+        """Drop the nodes whose results are at inner, and the stored inputs of what was found that
+        nothing reads any more."""
+        for place in inner:
+            editing.remove(self._bodies[place.body], {place.name})
+        consumers = Consumers(bodies(self._model))
+        places = {self._source.places[label] for one in found for label in one.inputs if label}
+        for body in self._bodies:
+            unused = {p.name for p in places if p.body == body.number and not consumers.is_read(p)}
+            editing.remove(body, unused - (self._training if body.number == 0 else set()))
 
 
-def _granularity(node: NodeProto, shape: Shape, scale: Shape) -> Granularity:
-    axis = onnx_graph.attribute(node, "axis", 1)
-    block_size = onnx_graph.attribute(node, "block_size", 0)
-    if block_size:
-        return Blocked(axis, block_size).resolve(shape)
-    return PerTensor() if scale in ((), (1,)) else PerAxis(axis).resolve(shape)
+def _index(nodes: Sequence[NodeProto], node: NodeProto) -> int:
+    return next(index for index, other in enumerate(nodes) if other is node)

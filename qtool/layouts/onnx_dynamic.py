@@ -13,7 +13,7 @@ Source: ONNX DynamicQuantizeLinear 11, MatMulInteger 10, ConvInteger 10, Gemm 13
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +22,12 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto
+from onnx import ModelProto, NodeProto
 
 from qtool.dtypes import DTYPES, DType
-from qtool.formats.onnx import OnnxSource
-from qtool.formats.onnx import graph as onnx_graph
+from qtool.formats.onnx import OnnxSource, editing
 from qtool.formats.onnx import tensor as onnx_tensor
+from qtool.formats.onnx.bodies import Body, Place, bodies
 from qtool.formats.onnx.graph import Names
 from qtool.formats.onnx.opset import raise_opset
 from qtool.formats.onnx.writer import ModelWriter
@@ -103,12 +103,16 @@ class OnnxDynamic:
         self._model.CopyFrom(source.model)
         if weights:
             raise_opset(self._model, _OPSET, self._names, str(source.path))
-        graph = self._model.graph
-        self._remove_weights()
-        first = len(graph.initializer)
-        self._parts = {name: self._store(name) for name in source.tensors if name in weights}
-        self._replace_nodes(graph, self._parts)
-        made = list(graph.initializer[first:])
+        found = bodies(self._model)
+        labels = {source.places[label]: label for label in weights}
+        reading = [_reading(body, labels) for body in found]
+        self._parts = {label: self._name_parts(label) for label in weights}
+        for body in found:
+            self._store(body, {p.name: labels[p] for p in labels if p.body == body.number})
+        for body, inside in zip(found, reading, strict=True):
+            self._replace_nodes(body, inside)
+        names = {name for parts in self._parts.values() for name in parts.names}
+        made = editing.held(found, names)
         self._writer = ModelWriter(
             path, self._model, made, source=source, external_data=external_data
         )
@@ -151,49 +155,46 @@ class OnnxDynamic:
                 codes = stack.enter_context(_transposing(codes, weight.product.shape))
             yield Target(codes, scale, zero_point, is_packed=True)
 
-    def _remove_weights(self) -> None:
-        graph = self._model.graph
-        for values in (graph.initializer, graph.value_info):
-            for index in reversed(range(len(values))):
-                if values[index].name in self._weights:
-                    del values[index]
-        for index in reversed(range(len(graph.node))):
-            node = graph.node[index]
-            if onnx_graph.constant_value(node) is not None and node.output[0] in self._weights:
-                del graph.node[index]
-
-    def _store(self, name: str) -> Parts:
-        """Add initializers that hold no values yet for the parts of a weight."""
-        weight, names = self._weights[name], {"zero_point": ""}
-        for suffix, (dtype, shape) in weight.parts.items():
-            names[suffix] = self._names.fresh(f"{name}_{suffix}")
-            proto = onnx_tensor.tensor_proto(names[suffix], dtype, shape)
-            self._model.graph.initializer.append(proto)
+    def _name_parts(self, label: str) -> Parts:
+        weight, names = self._weights[label], {"zero_point": ""}
+        for suffix in weight.parts:
+            names[suffix] = self._names.fresh(f"{self._source.places[label].name}_{suffix}")
         return Parts(
             weight.product,
             names["quantized"],
             names["scale"],
             names["zero_point"],
-            self._source.tensors[name].data_type,
+            self._source.tensors[label].data_type,
         )
 
-    def _replace_nodes(self, graph: GraphProto, parts: Mapping[str, Parts]) -> None:
-        """Put integer products in the place of the nodes that read the weights, in the graph and
-        those nested in it."""
-        maker = IntegerNodes(self._names)
-        index = 0
-        for node in list(graph.node):
-            for nested in onnx_graph.subgraphs(node):
-                own = onnx_graph.defined(nested)
-                self._replace_nodes(nested, {k: v for k, v in parts.items() if k not in own})
-            weight = parts.get(node.input[1]) if is_product(node) else None
-            if weight is None:
-                index += 1
-                continue
-            del graph.node[index]
-            for new in maker.replacing(node, weight):
-                graph.node.insert(index, new)
-                index += 1
+    def _store(self, body: Body, labels: Mapping[str, str]) -> None:
+        """Put parts that hold no values yet in the place of the weights of a body, by name."""
+        nodes = {}
+        for name, label in labels.items():
+            stored = self._weights[label].parts.values()
+            protos = [
+                onnx_tensor.tensor_proto(part, dtype, shape)
+                for part, (dtype, shape) in zip(self._parts[label].names, stored, strict=True)
+            ]
+            nodes[name] = editing.store(body, protos)
+        editing.replace(body, nodes)
+        editing.remove(body, labels)
+
+    def _replace_nodes(self, body: Body, reading: Sequence[tuple[NodeProto, str]]) -> None:
+        """Put integer products in the place of the nodes of a body that read the weights."""
+        maker, nodes = IntegerNodes(self._names), body.proto.node
+        for node, label in reading:
+            index = next(i for i, other in enumerate(nodes) if other is node)
+            del nodes[index]
+            for new in reversed(maker.replacing(node, self._parts[label])):
+                nodes.insert(index, new)
+
+
+def _reading(body: Body, labels: Mapping[Place, str]) -> list[tuple[NodeProto, str]]:
+    """The nodes of a body that multiply by a weight, and its label."""
+    products = [node for node in body.proto.node if is_product(node)]
+    places = [(node, body.place(node.input[1])) for node in products]
+    return [(node, labels[place]) for node, place in places if place and place in labels]
 
 
 def _first_alone(write: Writer) -> Writer:

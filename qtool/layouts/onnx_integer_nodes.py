@@ -26,6 +26,11 @@ class Parts:
     zero_point: str
     dtype: int
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the parts that there are."""
+        return [name for name in (self.codes, self.scale, self.zero_point) if name]
+
 
 class IntegerNodes:
     """Makes the nodes of one graph, in the order of the graph; those that read the same tensor

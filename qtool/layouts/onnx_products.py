@@ -11,7 +11,7 @@ from onnx import NodeProto
 
 from qtool.formats.onnx import OnnxSource
 from qtool.formats.onnx import graph as onnx_graph
-from qtool.formats.onnx.consumers import Consumers
+from qtool.formats.onnx.consumers import Consumers, Use
 from qtool.formats.onnx.graph import STANDARD
 from qtool.spec import Shape
 
@@ -65,26 +65,25 @@ def is_product(node: NodeProto) -> bool:
 
 def products(source: OnnxSource) -> dict[str, Product | str]:
     """How each stored tensor is multiplied by, or why its codes cannot take its place."""
-    consumers = Consumers(source.model.graph)
-    given = onnx_graph.training_reads(source.model)
-    for graph in onnx_graph.graphs(source.model.graph):
-        given.update(value.name for value in graph.output)
+    consumers = Consumers(source.bodies)
+    training = onnx_graph.training_reads(source.model)
     found: dict[str, Product | str] = {}
-    for name, tensor in source.tensors.items():
-        shape = tuple(tensor.dims)
-        readers = consumers.of(name)
-        kinds = {product(node, shape) for node, index in readers if _multiplies(node, index)}
-        others = sorted({node.op_type for node, index in readers if not _multiplies(node, index)})
+    for label, place in source.places.items():
+        shape = tuple(source.tensors[label].dims)
+        uses = consumers.of(place)
+        kinds = {product(use.node, shape) for use in uses if _multiplies(use)}
+        others = sorted({use.node.op_type for use in uses if not _multiplies(use)})
+        is_given = consumers.is_given(place) or (place.body == 0 and place.name in training)
         if not kinds:
-            found[name] = "is the weight of no MatMul, Gemm or Conv"
-        elif name in given:
-            found[name] = "is an output too, which needs floats"
+            found[label] = "is the weight of no MatMul, Gemm or Conv"
+        elif is_given:
+            found[label] = "is an output too, which needs floats"
         elif others:
-            found[name] = f"is read by {others[0]} too, which needs floats"
+            found[label] = f"is read by {others[0]} too, which needs floats"
         elif len(kinds) > 1:
-            found[name] = "is read along different axes"
+            found[label] = "is read along different axes"
         else:
-            found[name] = kinds.pop()
+            found[label] = kinds.pop()
     return found
 
 
@@ -99,6 +98,6 @@ def product(node: NodeProto, shape: Shape) -> Product:
     return Product(shape, operator, output_axis, is_transposed)
 
 
-def _multiplies(node: NodeProto, index: int) -> bool:
+def _multiplies(use: Use) -> bool:
     """Whether the node multiplies by what it reads there."""
-    return is_product(node) and index == 1
+    return is_product(use.node) and use.index == 1

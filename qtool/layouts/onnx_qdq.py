@@ -1,55 +1,32 @@
 """Weight-only quantization of an ONNX model: codes, scale and zero point -> DequantizeLinear.
 
 Each weight becomes initializers of codes, scales and zero points, and a DequantizeLinear node whose
-output has the weight's name: consumers, graph outputs and nested graphs that use the name stay as
-they are.
+output has the weight's name, in the graph that the weight is in: consumers, graph outputs and
+nested graphs that use the name stay as they are. Functions have Constant nodes for initializers.
 Source: ONNX DequantizeLinear, versions 10 to 28; IR.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from qtool.dtypes import DTYPES, DType, names, resolve
-from qtool.errors import SpecError
-from qtool.formats.onnx import OnnxSource
-from qtool.formats.onnx import graph as onnx_graph
+from qtool.dtypes import DType, resolve
+from qtool.formats.onnx import OnnxSource, editing
 from qtool.formats.onnx import tensor as onnx_tensor
+from qtool.formats.onnx.bodies import Body, bodies
 from qtool.formats.onnx.graph import Names
 from qtool.formats.onnx.opset import raise_opset
 from qtool.formats.onnx.writer import ModelWriter
+from qtool.layouts.onnx_weight import Weight, result_dtype
 from qtool.packing import pack
-from qtool.spec import QuantSpec, Shape
 from qtool.tensor import QuantizedTensor, Target
-
-# The first opset whose DequantizeLinear has the granularity, and its attribute output_dtype.
-_GRANULARITIES = {"per_tensor": 10, "per_axis": 13, "blocked": 21}
-_OUTPUT_DTYPE = 23
-_FLOAT32, _FLOAT64 = DTYPES["float32"], DTYPES["float64"]
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """What a weight is quantized to; scale_dtype: the type in which its scales are stored."""
-
-    spec: QuantSpec
-    scale_dtype: DType
-    has_zero_point: bool
-
-    def parts(self, shape: Shape) -> Iterator[tuple[str, DType, Shape]]:
-        """(suffix of the name, type, shape) of the codes, the scale and the zero point."""
-        scale_shape = self.spec.granularity.scale_shape(shape)
-        yield "quantized", self.spec.dtype, shape
-        yield "scale", self.scale_dtype, scale_shape
-        if self.has_zero_point:
-            yield "zero_point", self.spec.dtype, scale_shape
 
 
 class OnnxQdq:
@@ -74,13 +51,13 @@ class OnnxQdq:
         self._names = Names(source.model)
         self._model = ModelProto()
         self._model.CopyFrom(source.model)
+        for name, weight in weights.items():
+            if source.bodies[source.places[name].body].is_in_function:
+                weight.check_function(name)
         if weights:
-            needed = max(
-                required_opset(weight.spec, weight.scale_dtype, self._dtype(name))
-                for name, weight in weights.items()
-            )
+            needed = max(w.required_opset(self._dtype(name)) for name, w in weights.items())
             raise_opset(self._model, needed, self._names, str(source.path))
-        self._parts: dict[str, list[str]] = {}
+        self._parts: dict[str, dict[str, str]] = {}  # by label, then role
         made = self._replace(weights)
         self._writer = ModelWriter(
             path, self._model, made, source=source, external_data=external_data
@@ -99,11 +76,15 @@ class OnnxQdq:
         self._writer.__exit__(kind, error, trace)
 
     def add(self, name: str, tensor: QuantizedTensor) -> None:
-        """Store the codes, scale and zero point of a weight."""
-        arrays = [tensor.y, tensor.scale]
-        if tensor.zero_point is not None:
-            arrays.append(tensor.zero_point)
-        for part, values in zip(self._parts[name], arrays, strict=True):
+        """Store the parts of a weight."""
+        arrays = {
+            "codes": tensor.y,
+            "scale": tensor.scale,
+            "zero_point": tensor.zero_point,
+            "global_scale": np.float32(tensor.global_scale or 1),
+        }
+        for role, part in self._parts[name].items():
+            values = np.asarray(arrays[role])
             with self._writer.writing(part) as write:
                 write(0, pack(values, resolve(values.dtype)))
 
@@ -111,74 +92,64 @@ class OnnxQdq:
     def target(self, name: str) -> Iterator[Target]:
         """Where the parts of a weight go that is quantized tile by tile."""
         with ExitStack() as stack:
-            writers = [stack.enter_context(self._writer.writing(p)) for p in self._parts[name]]
-            codes, scale, *zero_point = writers
-            yield Target(codes, scale, zero_point[0] if zero_point else None, is_packed=True)
+            writers = {
+                role: stack.enter_context(self._writer.writing(part))
+                for role, part in self._parts[name].items()
+            }
+            yield Target(
+                writers["codes"], writers["scale"], writers.get("zero_point"), is_packed=True,
+                global_scale=writers.get("global_scale"),
+            )  # fmt: skip
 
-    def _replace(self, weights: Mapping[str, Weight]) -> list[TensorProto]:
-        """Put parts that hold no values yet, and nodes, in the place of the weights."""
-        graph = self._model.graph
-        for index in reversed(range(len(graph.initializer))):
-            if graph.initializer[index].name in weights:
-                del graph.initializer[index]
-        first = len(graph.initializer)
-        made = {
-            name: self._nodes(name, weights[name]) for name in self._source.tensors
-            if name in weights
-        }  # fmt: skip
-        for index in reversed(range(len(graph.node))):
-            node = graph.node[index]
-            if onnx_graph.constant_value(node) is not None and node.output[0] in made:
-                del graph.node[index]
-                for new in reversed(made.pop(node.output[0])):
-                    graph.node.insert(index, new)
-        for nodes in reversed(made.values()):
-            for new in reversed(nodes):
-                graph.node.insert(0, new)
-        return list(graph.initializer[first:])
+    def _replace(self, weights: Mapping[str, Weight]) -> dict[str, TensorProto]:
+        """Put parts that hold no values yet, and nodes, in the place of the weights.
 
-    def _nodes(self, name: str, weight: Weight) -> list[NodeProto]:
-        """Add the initializers of a weight to the graph; the nodes that compute it from them."""
-        shape = tuple(self._source.tensors[name].dims)
-        inputs: list[str] = []
-        for suffix, stored, part_shape in weight.parts(shape):
-            inputs.append(self._names.fresh(f"{name}_{suffix}"))
-            proto = onnx_tensor.tensor_proto(inputs[-1], stored, part_shape)
-            self._model.graph.initializer.append(proto)
-        self._parts[name] = inputs
-        dtype = self._dtype(name)
-        result = _result(dtype)
+        Returns the parts by name.
+        """
+        found = bodies(self._model)
+        for body in found:
+            nodes = {
+                place.name: self._nodes(place.name, body, label, weights[label])
+                for label, place in self._source.places.items()
+                if label in weights and place.body == body.number
+            }
+            editing.replace(body, nodes)  # a weight that callers may set is fixed from now on
+        return editing.held(
+            found, {part for parts in self._parts.values() for part in parts.values()}
+        )
+
+    def _nodes(self, name: str, body: Body, label: str, weight: Weight) -> list[NodeProto]:
+        """The nodes that compute a weight from its parts, which the body is given."""
+        shape = tuple(self._source.tensors[label].dims)
+        protos: dict[str, TensorProto] = {}
+        for part in weight.parts(shape):
+            part_name = self._names.fresh(f"{name}_{part.suffix}")
+            protos[part.role] = onnx_tensor.tensor_proto(part_name, part.dtype, part.shape)
+        inputs = {role: proto.name for role, proto in protos.items()}
+        self._parts[label] = dict(inputs)
+        if weight.has_two_levels and not weight.spec.global_scale:
+            protos["global_scale"].raw_data = np.float32(1).tobytes()
+            del self._parts[label]["global_scale"]
+        nodes = editing.store(body, protos.values())
+        if weight.has_two_levels:
+            levels = [inputs["scale"], inputs.pop("global_scale")]
+            inputs["scale"] = self._names.fresh(f"{name}_scale")
+            nodes.append(self._dequantize(levels, inputs["scale"]))
+        dtype = self._dtype(label)
+        result = result_dtype(dtype)
         output = name if result == dtype else self._names.fresh(f"{name}_{result}")
         attributes: dict[str, Any] = weight.spec.granularity.resolve(shape).attributes
-        if weight.scale_dtype != result and result.code is not None:
+        if weight.operand_dtype != result and result.code is not None:
             attributes["output_dtype"] = result.code
-        node_name = self._names.fresh(f"{name}_DequantizeLinear")
-        nodes = [helper.make_node("DequantizeLinear", inputs, [output], node_name, **attributes)]
+        nodes.append(self._dequantize(inputs.values(), output, **attributes))
         if output != name:
             node_name = self._names.fresh(f"{name}_Cast")
             nodes.append(helper.make_node("Cast", [output], [name], node_name, to=dtype.code))
         return nodes
 
+    def _dequantize(self, inputs: Iterable[str], output: str, **attributes: Any) -> NodeProto:
+        name = self._names.fresh(f"{output}_DequantizeLinear")
+        return helper.make_node("DequantizeLinear", [*inputs], [output], name, **attributes)
+
     def _dtype(self, name: str) -> DType:
         return onnx_tensor.dtype_of(self._source.tensors[name], self._source.thing(name))
-
-
-def required_opset(spec: QuantSpec, scale: DType, weight: DType) -> int:
-    """The first opset whose DequantizeLinear takes such codes and scales, and gives the weight.
-
-    Raises SpecError where none does.
-    """
-    if spec.dtype.opset is None or scale.scale_opset is None:
-        allowed = [d for d in DTYPES.values() if d.scale_opset and d.kind == "float"]
-        raise SpecError(
-            "scale_dtype", f"DequantizeLinear takes no {scale} scales", "use " + names(allowed)
-        )
-    needed = [spec.dtype.opset, scale.scale_opset, _GRANULARITIES[spec.granularity.name]]
-    if scale != _result(weight):
-        needed.append(_OUTPUT_DTYPE)
-    return max(needed)
-
-
-def _result(weight: DType) -> DType:
-    """What DequantizeLinear gives for a weight; it has no float64."""
-    return _FLOAT32 if weight == _FLOAT64 else weight

@@ -1,4 +1,4 @@
-"""ONNX models: a reader of the tensors that the top-level graph stores.
+"""ONNX models: a reader of the tensors that a model stores.
 
 The model is parsed once and checked whole; external data stays where it is until it is read.
 Source: ONNX IR.md, onnx.proto, ExternalData.md.
@@ -20,8 +20,11 @@ from qtool.errors import FormatError
 from qtool.formats.onnx import graph as onnx_graph
 from qtool.formats.onnx import tensor as onnx_tensor
 from qtool.formats.onnx import wire as onnx_wire
-from qtool.formats.onnx.consumers import Consumers
+from qtool.formats.onnx.axes import RECURRENT
+from qtool.formats.onnx.bodies import Place
+from qtool.formats.onnx.consumers import Consumers, Use
 from qtool.formats.onnx.graph import is_quantized
+from qtool.formats.onnx.listing import DefinedTwiceError, listing
 from qtool.formats.onnx.tensor import Payload
 from qtool.spec import Reader, TensorInfo, reader_of
 
@@ -33,10 +36,10 @@ class OnnxSource:
     """An ONNX model, open for reading; safe to read from several threads.
 
     model: the parsed file, neither external data nor large raw_data loaded (see onnx_wire.py).
-    tensors: the stored tensors of the top-level graph by name: its initializers, then its Constant
-    nodes. overridable: the graph's inputs, which callers may set, whatever initializers they have.
-    hidden: float tensors that are no such tensors, with what keeps them from being ones, under
-    names that are made unique.
+    tensors: the stored tensors by label (see Labels): initializers and Constant nodes, of the
+    model's graph, then of nested ones and functions. places: where they are among bodies.
+    overridable: those that are inputs too, which callers may set.
+    hidden: float tensors that are no such tensors, with what keeps them from being ones, by label.
     external_files: every file of external data that the model names, links resolved.
 
     Raises FormatError where the file is not a model, or a tensor of it breaks a rule.
@@ -48,11 +51,17 @@ class OnnxSource:
         self.path = path
         self.model = onnx_wire.parse(path)
         self.metadata: Mapping[str, str] = {e.key: e.value for e in self.model.metadata_props}
-        self.tensors = self._stored()
-        self.hidden = self._hidden()
-        self.overridable = {value.name for value in self.model.graph.input}
+        try:
+            found = listing(self.model)
+        except DefinedTwiceError as error:
+            rule = "is defined twice"
+            raise FormatError(self.thing(str(error)), rule, "names must be unique") from error
+        self.bodies, self.tensors, self.places = found.bodies, found.tensors, found.places
+        self.hidden = found.hidden
+        inputs = {Place(body.number, name) for body in self.bodies for name in body.inputs}
         if self.model.ir_version < _OVERRIDABLE:
-            self.overridable -= self.tensors.keys()
+            inputs = {place for place in inputs if place.body}
+        self.overridable = {label for label, place in self.places.items() if place in inputs}
         regions = [
             onnx_tensor.check(tensor, self.path, self.thing(tensor.name))
             for tensor in onnx_graph.tensors(self.model)
@@ -61,12 +70,11 @@ class OnnxSource:
         self.nbytes = sum(file.stat().st_size for file in (path, *self.external_files))
 
     def infos(self) -> Sequence[TensorInfo]:
-        """The stored tensors of the top-level graph, strings aside, in the order of the file, then
-        the hidden ones.
+        """The stored tensors, strings aside, in their order, then the hidden ones.
 
         The axes come from the nodes that read the tensor.
         """
-        consumers = Consumers(self.model.graph)
+        consumers = Consumers(self.bodies)
         found = [
             self._info(name, tensor, consumers)
             for name, tensor in self.tensors.items()
@@ -115,53 +123,37 @@ class OnnxSource:
     def _tensor(self, name: str) -> onnx.TensorProto:
         return self.tensors[name] if name in self.tensors else self.hidden[name][0]
 
-    def _stored(self) -> dict[str, onnx.TensorProto]:
-        found = [named for named in onnx_graph.stored(self.model.graph) if named[0]]
-        stored = dict(found)
-        if len(stored) != len(found):
-            names = [name for name, _ in found]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise FormatError(self.thing(twice), "is defined twice", "names must be unique")
-        return stored
-
-    def _hidden(self) -> dict[str, tuple[onnx.TensorProto, str]]:
-        found: dict[str, tuple[onnx.TensorProto, str]] = {}
-        taken = set(self.tensors)
-        for name, tensor, obstacle in onnx_graph.hidden(self.model.graph):
-            if onnx_tensor.is_float(tensor):
-                unique = onnx_graph.free_name(name, taken)
-                taken.add(unique)
-                found[unique] = (tensor, obstacle)
-        return found
-
     def _info(self, name: str, tensor: onnx.TensorProto, consumers: Consumers) -> TensorInfo:
         dtype = onnx_tensor.dtype_of(tensor, self.thing(name))
         shape = tuple(tensor.dims)
-        axes = consumers.axes(name, len(shape))
-        output_axis, reduced_axis = axes or (None, None)
+        axes = consumers.axes(self.places[name], shape)
         obstacle = self._obstacle(name, consumers)
         is_vector = dtype.kind == "float" and len(shape) > 1 and sum(n > 1 for n in shape) < 2
-        if obstacle is None and is_vector and axes is None:
+        if obstacle is None and axes is None and name in self.overridable:
+            obstacle = "is a graph input that callers may set, read by no matrix operator"
+        if obstacle is None and axes is None and is_vector:
             obstacle = "a vector in its shape, read by no matrix operator"
         return TensorInfo(
-            name,
-            shape,
-            dtype,
-            dtype.nbytes(math.prod(shape)),
-            output_axis,
-            reduced_axis,
-            obstacle,
+            name, shape, dtype, dtype.nbytes(math.prod(shape)), *(axes or (None, None)), obstacle
         )
 
     def _obstacle(self, name: str, consumers: Consumers) -> str | None:
-        """Why the tensor cannot become the output of a DequantizeLinear node."""
-        if name in self.overridable:
-            return "is a graph input that callers may set, with this as its default"
+        """Why the tensor cannot become the output of a DequantizeLinear node, or should not."""
+        place = self.places[name]
+        if name in self.overridable and place.body:
+            return "is an input of the nested graph that it is in"
         for training in self.model.training_info:
             bindings = (*training.update_binding, *training.initialization_binding)
-            if any(binding.key == name for binding in bindings):
+            if not place.body and any(binding.key == name for binding in bindings):
                 return "is updated in training"
-        for node, _ in consumers.of(name):
-            if is_quantized(node):
-                return f"is read by {node.op_type}, so it is part of something quantized already"
+        uses = consumers.of(place)
+        for operator in (use.node.op_type for use in uses if is_quantized(use.node)):
+            return f"is read by {operator}, so it is part of something quantized already"
+        if uses and all(map(_is_no_weight, uses)):
+            return f"is a bias or a state of {uses[0].node.op_type}"
         return None
+
+
+def _is_no_weight(use: Use) -> bool:
+    """Whether a recurrent operator reads a tensor as something else than W or R."""
+    return use.node.op_type in RECURRENT and use.index > 2

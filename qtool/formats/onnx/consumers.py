@@ -2,76 +2,116 @@
 
 from __future__ import annotations
 
-from onnx import GraphProto, NodeProto
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
-from qtool.formats.onnx.graph import attribute, defined, subgraphs
+from onnx import FunctionProto, NodeProto, TensorProto, numpy_helper
+
+from qtool.formats.onnx import axes as onnx_axes
+from qtool.formats.onnx.axes import Axes
+from qtool.formats.onnx.bodies import Body, Place
+from qtool.spec import Shape
 
 # How many nodes in a row axes() looks through; a bound, because a broken graph may have cycles.
-_LOOK_THROUGH = 4
+_LOOK_THROUGH = 6
+# Tensors of more elements are no shapes.
+_LARGE = 64
 
-Axes = tuple[int, int]
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A node of a body that reads a tensor, as its input of that index."""
+
+    node: NodeProto
+    index: int
+    body: Body
 
 
 class Consumers:
-    """Which nodes read each tensor of the top-level graph, nested graphs included."""
+    """Which nodes read each tensor of the bodies."""
 
-    def __init__(self, graph: GraphProto) -> None:
-        self._readers: dict[str, list[tuple[NodeProto, int]]] = {}
-        self._collect(graph, frozenset())
+    def __init__(self, bodies: Sequence[Body]) -> None:
+        self._bodies = bodies
+        self._uses: dict[Place, list[Use]] = {}
+        # Of the outputs of bodies: the places of the same values outside.
+        self._given: dict[Place, list[Place]] = {}
+        self._functions = {
+            (body.proto.domain, body.proto.name, body.proto.overload): body
+            for body in bodies
+            if isinstance(body.proto, FunctionProto)
+        }
+        for body in bodies:
+            self._collect(body)
 
-    def of(self, name: str) -> list[tuple[NodeProto, int]]:
-        """(node, index of the input) for every use of the tensor."""
-        return self._readers.get(name, [])
+    def of(self, place: Place) -> list[Use]:
+        """Every use of a tensor, by nodes of nested graphs too."""
+        return self._uses.get(place, [])
 
-    def axes(self, name: str, rank: int) -> Axes | None:
+    def is_given(self, place: Place) -> bool:
+        """Whether the tensor is an output of its body."""
+        return place in self._given
+
+    def is_read(self, place: Place) -> bool:
+        """Whether a node reads the tensor, or it is an output."""
+        return place in self._uses or self.is_given(place)
+
+    def axes(self, place: Place, shape: Shape) -> Axes | None:
         """(output axis, reduced axis) on which most of the consumers that know agree.
 
-        Where no two agree, the first one decides. Transpose, Identity and Cast are looked through.
+        Where no two agree, the first one decides. Nodes that lay the tensor out anew are looked
+        through, as are the calls of functions and the branches that give it.
         """
-        return self._elect(name, rank, _LOOK_THROUGH)
+        return self._elect(place, shape, _LOOK_THROUGH)
 
-    def _elect(self, name: str, rank: int, depth: int) -> Axes | None:
-        votes = [
-            axes for node, index in self.of(name) if (axes := self._vote(node, index, rank, depth))
-        ]
-        return max(votes, key=votes.count) if votes else None
+    def _elect(self, place: Place, shape: Shape, depth: int) -> Axes | None:
+        votes = [self._vote(use, shape, depth) for use in self.of(place)]
+        if depth:
+            votes += [self._elect(p, shape, depth - 1) for p in self._given.get(place, [])]
+        known = [axes for axes in votes if axes is not None]
+        return max(known, key=known.count) if known else None
 
-    def _collect(self, graph: GraphProto, hidden: frozenset[str]) -> None:
-        for node in graph.node:
+    def _vote(self, use: Use, shape: Shape, depth: int) -> Axes | None:
+        node, index, body = use.node, use.index, use.body
+        function = self._functions.get((node.domain, node.op_type, node.overload))
+        if function is not None:
+            inside = [Place(function.number, name) for name in function.inputs[index : index + 1]]
+            return self._elect(inside[0], shape, depth - 1) if depth and inside else None
+        moved = onnx_axes.moved(node, shape, lambda name: self._integers(name, body))
+        if moved is None or index:
+            return onnx_axes.operator_axes(node, index, shape)
+        if not depth or not node.output:
+            return None
+        new, origins = moved
+        result = Place(body.number, node.output[0])
+        return onnx_axes.before(self._elect(result, new, depth - 1), origins)
+
+    def _collect(self, body: Body) -> None:
+        for node in body.proto.node:
             for index, name in enumerate(node.input):
-                if name and name not in hidden:
-                    self._readers.setdefault(name, []).append((node, index))
-            for nested in subgraphs(node):
-                self._collect(nested, hidden | defined(nested))
+                place = body.place(name)
+                if place is not None:
+                    self._uses.setdefault(place, []).append(Use(node, index, body))
+        for index, name in enumerate(body.outputs):
+            place = body.place(name)
+            if place is not None:
+                self._given.setdefault(place, []).extend(_outside(body, index))
 
-    def _vote(self, node: NodeProto, index: int, rank: int, depth: int) -> Axes | None:
-        if node.op_type not in ("Identity", "Cast", "Transpose"):
-            return _axes(node, index, rank)
-        axes = self._elect(node.output[0], rank, depth - 1) if depth and node.output else None
-        if axes is None or node.op_type != "Transpose":
-            return axes
-        order = next((list(a.ints) for a in node.attribute if a.name == "perm"), None)
-        order = list(range(rank))[::-1] if order is None else order
-        return (order[axes[0]], order[axes[1]]) if sorted(order) == list(range(rank)) else None
-
-
-def _axes(node: NodeProto, index: int, rank: int) -> Axes | None:
-    """(output axis, reduced axis) of a weight of that rank at that input of the node."""
-    if rank < 2:
+    def _integers(self, name: str, body: Body) -> list[int] | None:
+        place = body.place(name)
+        tensor = None if place is None else self._bodies[place.body].stored.get(place.name)
+        if tensor is None or tensor.data_type != TensorProto.INT64:
+            return None
+        if math.prod(tensor.dims) > _LARGE or tensor.data_location == TensorProto.EXTERNAL:
+            return None
+        with suppress(ValueError, TypeError):  # of a tensor that is not what it says
+            return [int(value) for value in numpy_helper.to_array(tensor).reshape(-1)]
         return None
-    operator = (node.op_type, index)
-    if operator in (("MatMul", 1), ("FusedMatMul", 1), ("Gemm", 1)):
-        transposed = attribute(node, "transB", 0)
-        return (rank - 2, rank - 1) if transposed else (rank - 1, rank - 2)
-    if operator in (("MatMul", 0), ("FusedMatMul", 0), ("Gemm", 0)):
-        transposed = attribute(node, "transA", 0)
-        return (rank - 1, rank - 2) if transposed else (rank - 2, rank - 1)
-    if operator in (("Conv", 1), ("FusedConv", 1)):
-        return (0, 1)
-    if operator == ("ConvTranspose", 1):
-        return (1, 0)
-    if operator == ("Gather", 0) and attribute(node, "axis", 0) in (0, -rank):
-        return (0, rank - 1)
-    if node.op_type in ("LSTM", "GRU", "RNN") and index in (1, 2):
-        return (1, 2)
-    return None
+
+
+def _outside(body: Body, index: int) -> Iterator[Place]:
+    """The output of an If for that of one of its branches; of other nodes the shapes differ."""
+    node, outer = body.node, body.outer
+    if node is not None and outer is not None and node.op_type == "If" and index < len(node.output):
+        yield Place(outer.number, node.output[index])

@@ -6,7 +6,15 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain, count
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+)
 
 STANDARD = ("", "ai.onnx")
 
@@ -37,12 +45,18 @@ _QUANTIZED = frozenset(
 _QUANTIZED_PREFIXES = ("QLinear", "QOrdered")
 
 
-def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
-    """The graphs in a node's attributes."""
+def named_subgraphs(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
+    """The graphs in a node's attributes, with the attribute's name."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs
+            yield attribute.name, attribute.g
+        for index, graph in enumerate(attribute.graphs):
+            yield f"{attribute.name}[{index}]", graph
+
+
+def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+    """The graphs in a node's attributes."""
+    return (graph for _, graph in named_subgraphs(node))
 
 
 def graphs(graph: GraphProto) -> Iterator[GraphProto]:
@@ -77,12 +91,31 @@ def tensors(model: ModelProto) -> Iterator[TensorProto]:
         for nested in subgraphs(node):
             yield from _initializers(nested)
         for attribute in node.attribute:
+            yield from attribute_tensors(attribute)
+    for function in model.functions:
+        for attribute in function.attribute_proto:
+            yield from attribute_tensors(attribute)
+
+
+def homes(model: ModelProto) -> Iterator[TensorProto]:
+    """The tensors of which onnx looks for external data."""
+    for graph in graphs(model.graph):
+        yield from graph.initializer
+    functions = (function.node for function in model.functions)
+    for node in all_nodes(chain(model.graph.node, *functions)):
+        for attribute in node.attribute:
             if attribute.type == AttributeProto.TENSOR:
                 yield attribute.t
-            yield from attribute.tensors
-            sparse = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
-            for tensor in (*sparse, *attribute.sparse_tensors):
-                yield from (tensor.values, tensor.indices)
+
+
+def attribute_tensors(attribute: AttributeProto) -> Iterator[TensorProto]:
+    """The tensors in one attribute; of sparse ones the values and indices."""
+    if attribute.type == AttributeProto.TENSOR:
+        yield attribute.t
+    yield from attribute.tensors
+    sparse = [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []
+    for tensor in (*sparse, *attribute.sparse_tensors):
+        yield from (tensor.values, tensor.indices)
 
 
 def _initializers(graph: GraphProto) -> Iterator[TensorProto]:
@@ -149,36 +182,20 @@ def constant_value(node: NodeProto) -> TensorProto | None:
     return None
 
 
-def stored(graph: GraphProto) -> Iterator[tuple[str, TensorProto]]:
+def stored(body: GraphProto | FunctionProto) -> Iterator[tuple[str, TensorProto]]:
     """(name, tensor) of the initializers of one graph, then of its Constant nodes."""
-    for tensor in graph.initializer:
-        yield tensor.name, tensor
-    for node in graph.node:
+    if isinstance(body, GraphProto):
+        for tensor in body.initializer:
+            yield tensor.name, tensor
+    for node in body.node:
         value = constant_value(node)
         if value is not None and node.output:
             yield node.output[0], value
 
 
-def hidden(graph: GraphProto) -> Iterator[tuple[str, TensorProto, str]]:
-    """(name, tensor, why) of what a graph holds that no node of it can read as a plain tensor.
-
-    Of sparse tensors: the values that are not zero.
-    """
-    yield from ((name, tensor, "has no name") for name, tensor in stored(graph) if not name)
-    for nested in graphs(graph):
-        why = "is sparse" if nested is graph else "is in a nested graph"
-        yield from (
-            (sparse.values.name, sparse.values, why) for sparse in nested.sparse_initializer
-        )
-        if nested is not graph:
-            yield from ((name, tensor, why) for name, tensor in stored(nested))
-
-
-def defined(graph: GraphProto) -> set[str]:
-    """The names of the tensors that a graph itself defines."""
-    own = {value.name for value in (*graph.input, *graph.initializer)}
-    own.update(name for node in graph.node for name in node.output)
-    return own
+def sparse(body: GraphProto | FunctionProto) -> Sequence[SparseTensorProto]:
+    """The sparse initializers of one graph."""
+    return body.sparse_initializer if isinstance(body, GraphProto) else ()
 
 
 def is_quantized(node: NodeProto) -> bool:
@@ -192,6 +209,11 @@ def attribute(node: NodeProto, name: str, default: int) -> int:
         if candidate.name == name:
             return int(candidate.i)
     return default
+
+
+def integers(node: NodeProto, name: str) -> list[int] | None:
+    """An attribute of integers of a node; None where it has none."""
+    return next((list(found.ints) for found in node.attribute if found.name == name), None)
 
 
 def free_name(wanted: str, taken: Container[str]) -> str:

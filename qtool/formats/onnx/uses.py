@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 
 import onnx
 
 from qtool.dtypes import DTYPES, DType, resolve
 from qtool.errors import QtoolError
 from qtool.formats.onnx import graph as onnx_graph
+from qtool.formats.onnx.bodies import Body, Labels, Place, bodies
 from qtool.formats.onnx.graph import STANDARD, is_quantized
 from qtool.spec import Shape
 
@@ -24,7 +24,9 @@ _UNKNOWN: _Known = (None, None)
 class QuantizedUse:
     """An operator that works on codes, and what is known of how it is quantized.
 
-    tensor: the operator's first input. granularity: "per_tensor", "per_axis" or "blocked".
+    tensor: the label of the operator's first input.
+    granularity: "per_tensor", "per_axis" or "blocked". scale_dtype: of the scale as it is stored;
+    global_scale: whether it is dequantized itself.
     """
 
     tensor: str
@@ -34,12 +36,12 @@ class QuantizedUse:
     axis: int | None
     block_size: int | None
     scale_dtype: DType | None
+    global_scale: bool = False
 
 
 def uses(model: onnx.ModelProto) -> list[QuantizedUse]:
     """Every operator that works on codes, in nested graphs and functions too."""
-    known = _types(model)
-    return [_use(node, known) for node in _nodes(model)]
+    return [use for use, _ in _uses(model)]
 
 
 def uses_of_stored_codes(model: onnx.ModelProto) -> list[QuantizedUse]:
@@ -47,17 +49,48 @@ def uses_of_stored_codes(model: onnx.ModelProto) -> list[QuantizedUse]:
 
     The inputs of functions count as stored.
     """
-    known = _types(model)
-    codes = {name for function in model.functions for name in function.input}
-    for graph in onnx_graph.graphs(model.graph):
-        codes.update(name for name, tensor in onnx_graph.stored(graph) if _may_be_codes(tensor))
-    return [_use(node, known) for node in _nodes(model) if not codes.isdisjoint(_data(node))]
+    return [use for use, reads_codes in _uses(model) if reads_codes]
 
 
-def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    functions = (function.node for function in model.functions)
-    nodes = onnx_graph.all_nodes(chain(model.graph.node, *functions))
-    return (node for node in nodes if is_quantized(node))
+def _uses(model: onnx.ModelProto) -> Iterator[tuple[QuantizedUse, bool]]:
+    """Every operator that works on codes, and whether these are stored."""
+    found = bodies(model)
+    labels, known, codes, levels = Labels(found), _types(found), _codes(found), _levels(found)
+    for body in found:
+        for node in body.proto.node:
+            if not is_quantized(node):
+                continue
+            places = {name: place for name in node.input if (place := body.place(name))}
+            first = places.get(node.input[0]) if node.input else None
+            tensor = labels.of(first) if first else "".join(node.input[:1])
+            inputs = [known.get(places.get(name), _UNKNOWN) for name in node.input]
+            scale = levels.get(places.get(node.input[1])) if len(inputs) > 1 else None
+            inputs[1:2] = [known.get(scale, _UNKNOWN)] if scale else inputs[1:2]
+            reads_codes = any(places.get(name) in codes for name in _data(node))
+            use = _use(node, tensor, inputs)
+            yield replace(use, global_scale=True) if scale else use, reads_codes
+
+
+def _levels(found: Sequence[Body]) -> dict[Place | None, Place]:
+    """The codes, by what a DequantizeLinear node makes of them."""
+    return {
+        Place(body.number, node.output[0]): place
+        for body in found
+        for node in body.proto.node
+        if node.op_type == "DequantizeLinear" and node.input and node.output
+        if (place := body.place(node.input[0])) is not None
+    }
+
+
+def _codes(found: Sequence[Body]) -> set[Place]:
+    """The tensors that may be codes of weights."""
+    codes: set[Place] = set()
+    for body in found:
+        named = {name for name, tensor in body.stored.items() if _may_be_codes(tensor)}
+        if isinstance(body.proto, onnx.FunctionProto):
+            named.update(body.inputs)
+        codes.update(Place(body.number, name) for name in named)
+    return codes
 
 
 def _data(node: onnx.NodeProto) -> Set[str]:
@@ -74,14 +107,16 @@ def _may_be_codes(tensor: onnx.TensorProto) -> bool:
     return not is_plain and math.prod(tensor.dims) > 1
 
 
-def _types(model: onnx.ModelProto) -> dict[str, _Known]:
-    known: dict[str, _Known] = {}
-    for graph in onnx_graph.graphs(model.graph):
-        for value in (*graph.input, *graph.value_info, *graph.output):
-            known[value.name] = (_dtype(value.type.tensor_type.elem_type), None)
-        for name, tensor in onnx_graph.stored(graph):
-            known[name] = (_dtype(tensor.data_type), tuple(tensor.dims))
-    known[""] = _UNKNOWN  # an input that is left out
+def _types(found: Sequence[Body]) -> dict[Place | None, _Known]:
+    known: dict[Place | None, _Known] = {}
+    for body in found:
+        graph = body.proto
+        if isinstance(graph, onnx.GraphProto):
+            for value in (*graph.input, *graph.value_info, *graph.output):
+                dtype = _dtype(value.type.tensor_type.elem_type)
+                known[Place(body.number, value.name)] = (dtype, None)
+        for name, tensor in body.stored.items():
+            known[Place(body.number, name)] = (_dtype(tensor.data_type), tuple(tensor.dims))
     return known
 
 
@@ -92,14 +127,13 @@ def _dtype(code: int) -> DType | None:
         return None
 
 
-def _use(node: onnx.NodeProto, known: Mapping[str, _Known]) -> QuantizedUse:
-    inputs = [known.get(name, _UNKNOWN) for name in node.input] + [_UNKNOWN] * 3
+def _use(node: onnx.NodeProto, tensor: str, inputs: Sequence[_Known]) -> QuantizedUse:
     if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or node.domain not in STANDARD:
         block_size = onnx_graph.attribute(node, "block_size", 0) or None
         bits = onnx_graph.attribute(node, "bits", 0)
         dtype = DTYPES.get(f"uint{bits}") if bits else None
         return QuantizedUse(
-            node.input[0] if node.input else "",
+            tensor,
             node.op_type,
             dtype,
             "blocked" if block_size else None,
@@ -107,7 +141,7 @@ def _use(node: onnx.NodeProto, known: Mapping[str, _Known]) -> QuantizedUse:
             block_size,
             None,
         )
-    (stored, _), (scale_dtype, scale_shape), (zero_dtype, _) = inputs[:3]
+    (stored, _), (scale_dtype, scale_shape), (zero_dtype, _) = (*inputs, *[_UNKNOWN] * 3)[:3]
     if node.op_type == "QuantizeLinear":
         output = onnx_graph.attribute(node, "output_dtype", DTYPES["uint8"].code or 0)
         stored = zero_dtype or _dtype(output)
@@ -115,7 +149,7 @@ def _use(node: onnx.NodeProto, known: Mapping[str, _Known]) -> QuantizedUse:
     granularity = _granularity(scale_shape, block_size)
     axis = onnx_graph.attribute(node, "axis", 1)
     return QuantizedUse(
-        node.input[0] if node.input else "",
+        tensor,
         node.op_type,
         stored or zero_dtype,
         granularity,

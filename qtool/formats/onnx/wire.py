@@ -5,13 +5,22 @@ Source: protobuf's wire format; onnx.proto.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import GraphProto, ModelProto, TensorProto
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+    TrainingInfoProto,
+)
 
 from qtool.errors import FormatError
 from qtool.formats.onnx import graph as onnx_graph
@@ -24,6 +33,22 @@ _LARGE = 1 << 16
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _PLACE = (TensorProto.DATA_LOCATION_FIELD_NUMBER, TensorProto.EXTERNAL_DATA_FIELD_NUMBER)
 _RAW_DATA = TensorProto.RAW_DATA_FIELD_NUMBER
+# Messages through which tensors are reached; the numbers of their fields that lead on, and to what.
+_MESSAGES: dict[str, type[Message]] = {
+    message.DESCRIPTOR.name: message
+    for message in (
+        ModelProto, TrainingInfoProto, FunctionProto, GraphProto, NodeProto, AttributeProto,
+        SparseTensorProto, TensorProto,
+    )
+}  # fmt: skip
+_INNER: dict[type[Message], dict[int, type[Message]]] = {
+    message: {
+        field.number: _MESSAGES[field.message_type.name]
+        for field in message.DESCRIPTOR.fields
+        if field.message_type is not None and field.message_type.name in _MESSAGES
+    }
+    for message in _MESSAGES.values()
+}
 
 
 class _Field(NamedTuple):
@@ -79,49 +104,37 @@ def _without_values(path: Path, size: int) -> bytes:
 
 
 def _skeleton(file: BinaryIO, size: int) -> bytes:
-    """The message of a model of size bytes, the large raw_data of whose initializers became
-    external data at OWN, the model's own file.
+    """The message of a model of size bytes, the large raw_data of whose tensors became external
+    data at OWN, the model's own file.
 
     Raises ValueError where that cannot be done, the file being damaged or unusual.
     """
-
-    def graph(end: int) -> bytes:
-        return _rewritten(file, end, GraphProto.INITIALIZER_FIELD_NUMBER, tensor)
-
-    def tensor(end: int) -> bytes:
-        return _tensor(file, end)
-
     file.seek(0)
-    return _rewritten(file, size, ModelProto.GRAPH_FIELD_NUMBER, graph)
+    return _rewritten(file, size, ModelProto)
 
 
 def pieces(message: bytes) -> list[bytes | Gap]:
-    """The message of a model, with gaps of that many bytes for the values of the initializers
-    that place_at() put at OWN."""
-    file = BytesIO(message)
-
-    def graph(end: int) -> list[bytes | Gap]:
-        return _with_gaps(file, end, GraphProto.INITIALIZER_FIELD_NUMBER, tensor)
-
-    def tensor(end: int) -> list[bytes | Gap]:
-        return _tensor_with_gap(file, end)
-
-    return _with_gaps(file, len(message), ModelProto.GRAPH_FIELD_NUMBER, graph)
+    """The message of a model, with gaps of that many bytes for the values of the tensors that
+    place_at() put at OWN."""
+    return _with_gaps(BytesIO(message), len(message), ModelProto)
 
 
-def _with_gaps(
-    file: BinaryIO, end: int, number: int, inner: Callable[[int], list[bytes | Gap]]
-) -> list[bytes | Gap]:
-    """The message up to end, the fields of that number in pieces."""
+def _with_gaps(file: BytesIO, end: int, message: type[Message]) -> list[bytes | Gap]:
+    """The fields of such a message up to end, in pieces where there are gaps in them."""
     found: list[bytes | Gap] = []
-    for field in _fields(file, end):
-        if field.number == number:
-            file.seek(field.start)
-            parts = inner(field.end)
-            length = sum(part.nbytes if isinstance(part, Gap) else len(part) for part in parts)
-            found += [_encoded(number << 3 | _BYTES) + _encoded(length), *parts]
-        else:
-            found.append(_copied(file, field))
+    for field in list(_fields(file, end)):
+        inner = _INNER[message].get(field.number)
+        content = _copied(file, field)
+        if inner is None or OWN.encode() not in content:
+            found.append(content)
+            continue
+        file.seek(field.start)
+        is_tensor = inner is TensorProto
+        parts = (
+            _tensor_with_gap(file, field.end) if is_tensor else _with_gaps(file, field.end, inner)
+        )
+        length = sum(part.nbytes if isinstance(part, Gap) else len(part) for part in parts)
+        found += [_encoded(field.number << 3 | _BYTES) + _encoded(length), *parts]
     return found
 
 
@@ -129,8 +142,6 @@ def _tensor_with_gap(file: BinaryIO, end: int) -> list[bytes | Gap]:
     start = file.tell()
     content = file.read(end - start)
     place = {e.key: e.value for e in TensorProto.FromString(content).external_data}
-    if place.get("location") != OWN:
-        return [content]
     file.seek(start)
     fields = [field for field in _fields(file, end) if field.number not in _PLACE]
     before = [_copied(file, field) for field in fields if field.number < _RAW_DATA]
@@ -139,17 +150,19 @@ def _tensor_with_gap(file: BinaryIO, end: int) -> list[bytes | Gap]:
     return [*before, _encoded(_RAW_DATA << 3 | _BYTES) + _encoded(gap.nbytes), gap, *after]
 
 
-def _rewritten(file: BinaryIO, end: int, number: int, rewrite: Callable[[int], bytes]) -> bytes:
-    """The message up to end, its large fields of that number rewritten."""
-    message = bytearray()
+def _rewritten(file: BinaryIO, end: int, message: type[Message]) -> bytes:
+    """Such a message up to end, the large tensors in it rewritten."""
+    written = bytearray()
     for field in _fields(file, end):
-        if (field.number, field.kind) == (number, _BYTES) and field.end - field.start >= _LARGE:
-            file.seek(field.start)
-            content = rewrite(field.end)
-            message += _encoded(number << 3 | _BYTES) + _encoded(len(content)) + content
-        else:
-            message += _copied(file, field)
-    return bytes(message)
+        inner = _INNER[message].get(field.number)
+        if inner is None or field.kind != _BYTES or field.end - field.start < _LARGE:
+            written += _copied(file, field)
+            continue
+        file.seek(field.start)
+        is_tensor = inner is TensorProto
+        content = _tensor(file, field.end) if is_tensor else _rewritten(file, field.end, inner)
+        written += _encoded(field.number << 3 | _BYTES) + _encoded(len(content)) + content
+    return bytes(written)
 
 
 def _tensor(file: BinaryIO, end: int) -> bytes:

@@ -7,7 +7,7 @@ the one that the old model names, and lands first.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -52,9 +52,10 @@ class ModelWriter:
     """A model being written to path, whole or not at all; the same model gives the same bytes.
 
     model: changed in place; the external data that it names lies in the source's folder.
-    made: initializers of its top-level graph that hold no values: writing() takes them.
-    external_data: put the initializers of 1 KiB and more into a data file, as is done anyway
-    above 1 GiB.
+    made: initializers and tensors of Constant nodes that hold no values: writing() takes them,
+    under these names.
+    external_data: put them, and other initializers, into a data file where they take 1 KiB and
+    more, as is done anyway above 1 GiB.
 
     Raises OutputError where a file cannot be written or would replace the source's, or values
     have not been stored. Leaving it completes the model.
@@ -64,7 +65,7 @@ class ModelWriter:
         self,
         path: Path,
         model: onnx.ModelProto,
-        made: Sequence[onnx.TensorProto],
+        made: Mapping[str, onnx.TensorProto],
         *,
         source: OnnxSource,
         external_data: bool,
@@ -73,32 +74,33 @@ class ModelWriter:
         self._path = path = path.resolve() if path.is_symlink() else path
         self._model = model
         self._source = source
-        self._missing = {tensor.name: tensor for tensor in made}
+        self._missing = dict(made)
         self._data_path = path.with_name(f"{path.stem}.data")  # until its content is known
-        outside, inside = _outside(model, source), _inside(model, source, made)
-        unloaded = [*outside, *(value for value in inside if onnx_tensor.is_external(value[0]))]
+        inside = _inside(model, source, made.values())
+        unloaded = _unloaded(model, source)
+        homes = {id(tensor) for tensor in onnx_graph.homes(model)}
+        movable = [v for v in unloaded if not onnx_tensor.is_own(v[0]) or id(v[0]) in homes]
         for tensor, _ in unloaded:
             _clear(tensor)
-        nbytes = sum(map(_nbytes, made)) + sum(payload.nbytes for _, payload in unloaded)
-        self._placed: list[onnx.TensorProto] = []
+        nbytes = sum(map(_nbytes, made.values())) + sum(payload.nbytes for _, payload in unloaded)
+        self._is_new = False  # whether a data file lands where none was
+        self._placed: dict[str, onnx.TensorProto] = {}
         self._copied: list[_Values] = []
         if external_data or int(model.ByteSize()) + nbytes > INLINE_LIMIT:
-            self._placed = [tensor for tensor in made if _nbytes(tensor) >= _SMALLEST]
-            self._copied = [v for v in (*outside, *inside) if v[1].nbytes >= _SMALLEST]
-        self._is_new = False  # whether a data file lands where none was
+            self._placed = {name: t for name, t in made.items() if _nbytes(t) >= _SMALLEST}
+            self._copied = [v for v in (*movable, *inside) if v[1].nbytes >= _SMALLEST]
         self._has_data = bool(self._placed or self._copied)
         if not self._has_data:
-            top_level = {id(tensor) for tensor in model.graph.initializer}
-            self._placed = list(made)
-            self._copied = [value for value in unloaded if id(value[0]) in top_level]
+            self._placed, self._copied = dict(made), unloaded
         copied = {id(tensor) for tensor, _ in self._copied}
         for tensor, payload in unloaded:
             if id(tensor) not in copied:
                 tensor.raw_data = payload.array().tobytes()
 
     def __enter__(self) -> Self:
-        self._numbers = {tensor.name: number for number, tensor in enumerate(self._placed)}
-        sizes = [_nbytes(tensor) for tensor in self._placed] + [p.nbytes for _, p in self._copied]
+        self._numbers = {name: number for number, name in enumerate(self._placed)}
+        sizes = [_nbytes(tensor) for tensor in self._placed.values()]
+        sizes += [payload.nbytes for _, payload in self._copied]
         self._file: DataFile | MessageFile
         with ExitStack() as stack:
             if self._has_data:
@@ -117,7 +119,7 @@ class ModelWriter:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Writer]:
-        """A Writer of the values of an initializer, packed as ONNX packs them; all of them have
+        """A Writer of the values of a tensor, packed as ONNX packs them; all of them have
         been stored when it is left."""
         if name not in self._missing:
             raise OutputError(str(self._path), f"{name!r} needs no values or has been written")
@@ -185,7 +187,7 @@ class ModelWriter:
 
     def _place(self, location: str, offsets: Sequence[int]) -> None:
         """Let the tensors whose values are in the file name their places in it."""
-        tensors = [*self._placed, *(tensor for tensor, _ in self._copied)]
+        tensors = [*self._placed.values(), *(tensor for tensor, _ in self._copied)]
         for tensor, offset in zip(tensors, offsets, strict=True):
             _clear(tensor)
             place_at(tensor, location, offset, _nbytes(tensor))
@@ -209,19 +211,19 @@ def _writing_inline(tensor: onnx.TensorProto) -> Iterator[Writer]:
     tensor.raw_data = values.tobytes()
 
 
-def _outside(model: onnx.ModelProto, source: OnnxSource) -> list[_Values]:
-    """The tensors whose values are in other files."""
+def _unloaded(model: onnx.ModelProto, source: OnnxSource) -> list[_Values]:
+    """The tensors whose values are in other files, or in the source's and were not loaded."""
     return [
         (tensor, onnx_tensor.payload(tensor, source.path, source.thing(tensor.name)))
         for tensor in onnx_graph.tensors(model)
-        if onnx_tensor.is_external(tensor) and not onnx_tensor.is_own(tensor)
+        if onnx_tensor.is_external(tensor)
     ]
 
 
 def _inside(
-    model: onnx.ModelProto, source: OnnxSource, made: Sequence[onnx.TensorProto]
+    model: onnx.ModelProto, source: OnnxSource, made: Iterable[onnx.TensorProto]
 ) -> list[_Values]:
-    """The initializers, nested graphs' included, whose values are in the source itself."""
+    """The initializers, nested graphs' included, whose values are in the message."""
     without = {id(tensor) for tensor in made}
     return [
         (tensor, onnx_tensor.payload(tensor, source.path, source.thing(tensor.name)))
@@ -229,7 +231,7 @@ def _inside(
         for tensor in graph.initializer
         if id(tensor) not in without
         and tensor.data_type != onnx.TensorProto.STRING
-        and (onnx_tensor.is_own(tensor) or not onnx_tensor.is_external(tensor))
+        and not onnx_tensor.is_external(tensor)
     ]
 
 

@@ -1,0 +1,69 @@
+"""Changing what the bodies of an ONNX model store."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from onnx import GraphProto, NodeProto, TensorProto, helper
+
+from qtool.formats.onnx import graph as onnx_graph
+from qtool.formats.onnx.bodies import Body
+
+
+def store(body: Body, tensors: Collection[TensorProto]) -> list[NodeProto]:
+    """Make tensors initializers of a body; in functions, which have none, Constant nodes that are
+    to be put into it."""
+    if isinstance(body.proto, GraphProto) and not body.is_in_function:
+        body.proto.initializer.extend(tensors)
+        return []
+    return [helper.make_node("Constant", [], [t.name], value=t) for t in tensors]
+
+
+def held(found: Iterable[Body], names: Collection[str]) -> dict[str, TensorProto]:
+    """The tensors of those names, each of which one of the bodies stores."""
+    return {
+        name: tensor
+        for body in found
+        for name, tensor in onnx_graph.stored(body.proto)
+        if name in names
+    }
+
+
+def replace(body: Body, nodes: Mapping[str, Sequence[NodeProto]]) -> None:
+    """Put nodes in the place of stored tensors, given by name; in that of initializers, which may
+    be inputs too, before all other nodes."""
+    graph = body.proto
+    if isinstance(graph, GraphProto):
+        _drop(graph.initializer, nodes)
+        _drop(graph.input, nodes)
+    rest = dict(nodes)
+    for index in reversed(range(len(graph.node))):
+        node = graph.node[index]
+        if onnx_graph.constant_value(node) is not None and node.output[0] in rest:
+            del graph.node[index]
+            _insert(graph.node, index, rest.pop(node.output[0]))
+    for made in reversed(rest.values()):
+        _insert(graph.node, 0, made)
+
+
+def remove(body: Body, names: Collection[str]) -> None:
+    """Drop tensors, what is declared of them, and the nodes that give them."""
+    graph = body.proto
+    if isinstance(graph, GraphProto):
+        for values in (graph.initializer, graph.input, graph.value_info):
+            _drop(values, names)
+    for index in reversed(range(len(graph.node))):
+        if graph.node[index].output and graph.node[index].output[0] in names:
+            del graph.node[index]
+
+
+def _insert(nodes: Any, index: int, made: Sequence[NodeProto]) -> None:
+    for node in reversed(made):
+        nodes.insert(index, node)
+
+
+def _drop(values: Any, names: Collection[str]) -> None:
+    for index in reversed(range(len(values))):
+        if values[index].name in names:
+            del values[index]
