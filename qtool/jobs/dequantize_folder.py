@@ -15,14 +15,14 @@ from typing import Any, cast
 from qtool import __version__, formats
 from qtool.dtypes import DType, DTypeLike
 from qtool.formats.carried import others
-from qtool.formats.checkpoint import CheckpointSource
+from qtool.formats.checkpoint import CONFIG, CheckpointSource
 from qtool.formats.folders import Partial
 from qtool.jobs import dequantize, fingerprint, folder, streams
 from qtool.jobs.division import Division
 from qtool.jobs.folder import Run
 from qtool.jobs.progress import Progress, Silent
 from qtool.jobs.shards import Record
-from qtool.layouts import native
+from qtool.layouts.metadata import read_metadata
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def dequantize_folder(
         key = fingerprint.of_words([json.dumps(settings).encode()])
         run = Run(
             "dequantize", __version__, str(src), str(Path(src).absolute()), settings,
-            dict.fromkeys(source.shards, key), [], {},
+            dict.fromkeys(source.shards, key), [], _documents(source),
         )  # fmt: skip
         works = {name: DequantizeShard(output, size) for name, size in _sizes(source, output)}
         result = bound(_result, started=started)
@@ -72,12 +72,21 @@ def dequantize_folder(
 
 def _sizes(source: CheckpointSource, output: DType) -> list[tuple[str, tuple[int, int]]]:
     """How many tensors of each shard are quantized, and their bytes as floats."""
-    stored = native.read_metadata(source)
     sizes = []
     for name, shard in source.shards.items():
-        own = [stored[info.name] for info in shard.infos if info.name in stored]
-        sizes.append((name, (len(own), sum(output.nbytes(math.prod(s.shape)) for s in own))))
+        with closing(formats.open(shard.path)) as opened:
+            stored = read_metadata(opened).tensors.values()
+            nbytes = sum(output.nbytes(math.prod(s.shape)) for s in stored)
+            sizes.append((name, (len(stored), nbytes)))
     return sizes
+
+
+def _documents(source: CheckpointSource) -> dict[str, dict[str, Any] | None]:
+    """JSON files without what the layout has them say."""
+    described = read_metadata(source)
+    found = described.layout.documents(described.tensors, [])
+    own = dict.fromkeys(found.pop(CONFIG, {}))
+    return dict.fromkeys(found) | ({CONFIG: own} if own else {})
 
 
 def _result(

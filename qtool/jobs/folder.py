@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ class Run:
     """What a folder is built from, as plain data, so that another process can finish it.
 
     source: as the user calls it. path: the same, absolute. settings: for the report. keys: of each
-    shard, see Place. config: entries that config.json gets.
+    shard, see Place. documents: by name, what JSON files are to say besides; None: nothing at all
+    (a whole file, or one entry of config.json).
     """
 
     command: str
@@ -37,7 +38,7 @@ class Run:
     settings: dict[str, Any]
     keys: dict[str, str]
     warnings: list[str]
-    config: dict[str, Any]
+    documents: dict[str, dict[str, Any] | None]
 
     def save(self, path: Path) -> None:
         with files.replacing(path) as temporary:
@@ -52,8 +53,7 @@ class Run:
 
     def gives_the_same_as(self, other: Run) -> bool:
         """Whether the result is the same, as long as the source is."""
-        return (self.command, self.version, self.path, self.keys, self.config) == (
-            other.command, other.version, other.path, other.keys, other.config)  # fmt: skip
+        return replace(self, source="", warnings=[]) == replace(other, source="", warnings=[])
 
     def places(self, partial: Partial) -> dict[str, Place]:
         """The files of every shard; absolute, for workers that stand elsewhere."""
@@ -187,15 +187,15 @@ def described(run: Run, output: Path, records: Sequence[Record], result: Result)
 
 def _complete(run: Run, source: CheckpointSource, folder: Path) -> None:
     """All that a folder holds besides its shards, and nothing else."""
-    carried = others(source.path, source.shards).carried
-    for path in carried:
+    carried = [*others(source.path, source.shards).carried, CONFIG]
+    for path in set(carried) - set(run.documents):
         folders.put(source.path / path, folder / path)
-    if run.config:
-        _write_json(folder / CONFIG, source.config | run.config)
-    else:
-        folders.put(source.path / CONFIG, folder / CONFIG)
+    for path, document in run.documents.items():
+        if document is not None:
+            _write_json(folder / path, _updated(source, path, document))
+    gone = {path for path, document in run.documents.items() if document is None}
     made = {name: shard_of(folder, name) for name in source.shards}
-    wanted = {CONFIG, *carried, *made}
+    wanted = ({*carried, *run.documents} - gone) | set(made)
     if source.index is not None:
         total = sum(info.nbytes for shard in made.values() for info in shard.infos)
         metadata = source.index.get("metadata", {}) | {"total_size": total}
@@ -204,6 +204,12 @@ def _complete(run: Run, source: CheckpointSource, folder: Path) -> None:
         wanted.add(INDEX)
     for path in folders.paths(folder) - wanted:
         _remove(folder, path)
+
+
+def _updated(source: CheckpointSource, path: str, document: dict[str, Any]) -> dict[str, Any]:
+    """The document; of config.json, what it says already, with what the document says of it."""
+    said = {**(source.config if path == CONFIG else {}), **document}
+    return {k: v for k, v in said.items() if v is not None or k not in document}
 
 
 def _write_json(path: Path, document: Mapping[str, Any], *, sort_keys: bool = False) -> None:

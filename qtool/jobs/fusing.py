@@ -37,6 +37,14 @@ def fused(names: Iterable[str]) -> list[str]:
     return [name for members in groups.values() if len(members) > 1 for name in members]
 
 
+def fused_across(files: Mapping[str, str]) -> list[str]:
+    """Those of the tensors, each with its file, that are fused with one in another file."""
+    places = defaultdict(set)
+    for name, file in files.items():
+        places[_group(name)].add(file)
+    return [name for name in files if _group(name) and len(places[_group(name)]) > 1]
+
+
 def shared(absmax: Mapping[str, float]) -> dict[str, float]:
     """For each of these tensors the largest magnitude of all that it is fused with."""
     largest: dict[object, float] = defaultdict(float)

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial as bound
 from pathlib import Path
 from typing import Any, cast
 
-from qtool import __version__, formats, report
+from qtool import __version__, engine, formats, report
 from qtool.dtypes import DTypeLike
 from qtool.errors import OutputError, UsageError
 from qtool.formats.carried import others
 from qtool.formats.checkpoint import CheckpointSource
 from qtool.formats.folders import Partial
-from qtool.jobs import fingerprint, folder, quantize, screening, streams
+from qtool.jobs import fingerprint, folder, fusing, quantize, screening, streams
 from qtool.jobs.division import Division
 from qtool.jobs.folder import Run
 from qtool.jobs.given import Given
 from qtool.jobs.progress import Progress, Silent
 from qtool.jobs.shards import Record
+from qtool.jobs.tensors import Job
+from qtool.layouts import LAYOUTS, Layout
 from qtool.plan import Planned, make_plan
 from qtool.recipe import Recipe
 from qtool.report import Report
@@ -31,10 +33,16 @@ from qtool.stats import Stats
 
 @dataclass(frozen=True)
 class QuantizeShard:
-    """The work on one shard. given: scales of its tensors that the user gives."""
+    """The work on one shard.
+
+    plan: without parts, which the layout of that name makes again. given: scales of its tensors
+    that the user gives. absmax: the magnitude that tensors share with others in other shards.
+    """
 
     plan: tuple[Planned, ...]
+    layout: str
     given: Given | None
+    absmax: dict[str, float]
 
     @property
     def size(self) -> tuple[int, int]:
@@ -43,17 +51,40 @@ class QuantizeShard:
 
     def key(self, settings: Mapping[str, Any]) -> str:
         """Differs wherever the result of the same source would."""
-        words = [json.dumps(settings).encode(), repr(self.plan).encode()]
-        return fingerprint.of_words([*words, *_words(self.plan, self.given)])
+        words = [json.dumps([settings, self.layout, self.absmax]), repr(self.plan)]
+        given = _words(self.plan, self.given)
+        return fingerprint.of_words([*(word.encode() for word in words), *given])
 
     def write(self, source: Path, target: Path, jobs: int, progress: Progress) -> dict[str, Any]:
-        with closing(formats.open(source)) as opened:
-            readable = screening.readable(opened, requantize=True)
-            records = quantize.write(readable, self.plan, self.given, target, jobs, progress)
+        global_scale = [p.info.name for p in self.plan if p.stored and p.stored.global_scale]
+        own = set(fusing.fused(global_scale)) - set(self.absmax)
+        absmax = fusing.shared(self.largest(source, own, jobs)) | self.absmax
+        with self._job(source, jobs, progress, absmax) as job:
+            job.write(target, "safetensors", external_data=False)
         return {
-            "tensors": [record | {"stats": stats.to_json()} for record, stats in records],
+            "tensors": [record | {"stats": stats.to_json()} for record, stats in job.records],
             "skipped": [[p.info.name, p.reason] for p in self.plan if p.reason is not None],
         }
+
+    def largest(self, source: Path, names: Collection[str], jobs: int) -> dict[str, float]:
+        """The largest magnitude of each of these tensors, as far as they are in this shard."""
+        if not any(p.info.name in names for p in self.plan):
+            return {}
+        with self._job(source, jobs, Silent(), {}) as job:
+            return job.absmax(names)
+
+    @contextmanager
+    def _job(
+        self, source: Path, jobs: int, progress: Progress, absmax: Mapping[str, float]
+    ) -> Iterator[Job]:
+        layout = LAYOUTS[self.layout]
+        plan = [
+            p if p.stored is None else replace(p, parts=layout.parts(p.info.name, p.stored))
+            for p in self.plan
+        ]
+        with closing(formats.open(source)) as opened:
+            readable = screening.readable(opened, requantize=True)
+            yield Job(readable, plan, self.given, layout, progress, jobs, absmax)
 
 
 def quantize_folder(
@@ -64,6 +95,7 @@ def quantize_folder(
     given: Given | None,
     *,
     tag: str,
+    layout: str | None,
     source_dtype: DTypeLike | None,
     requantize: bool,
     allow_empty: bool,
@@ -84,19 +116,20 @@ def quantize_folder(
         sources = [Path(src), *(given.paths if given else [])]
         report_path = folder.report_path(report_to, partial)
         streams.check_report(report_path, [*sources, partial.dst], force=force)
+        spelled = quantize.chosen_layout(layout, "safetensors", recipe)
         readable = screening.readable(source, requantize=requantize)
-        plan = make_plan(
-            screening.marked(readable), recipe, None if given is None else given.header
-        )
+        recipe = replace(recipe, left_alone=spelled.left_alone)
+        header = None if given is None else given.header
+        plan = make_plan(screening.marked(readable), recipe, header, spelled)
         screening.check_something(plan, recipe, source, allow_empty=allow_empty)
         _check_names(plan)
-        works = _works(source, plan, given)
-        settings = quantize.settings(recipe, given, requantize=requantize)
+        works = _works(source, plan, spelled, given, jobs or engine.default_jobs())
+        settings = quantize.settings(recipe, given, layout, requantize=requantize)
         warnings = screening.warnings(recipe, plan, source.container, readable)
         run = Run(
             command, __version__, str(src), str(Path(src).absolute()), settings,
             {name: work.key(settings) for name, work in works.items()},
-            warnings + _left_out(source), {},
+            warnings + _left_out(source), _documents(plan, spelled),
         )  # fmt: skip
         result = bound(report_of, started=started)
         with folder.building(partial, run, sources, division, force=force):
@@ -134,16 +167,48 @@ def report_of(
 
 
 def _works(
-    source: CheckpointSource, plan: Sequence[Planned], given: Given | None
+    source: CheckpointSource,
+    plan: Sequence[Planned],
+    layout: Layout,
+    given: Given | None,
+    jobs: int,
 ) -> dict[str, QuantizeShard]:
     """The work on each shard."""
-    planned = {p.info.name: p for p in plan}
+    planned = {p.info.name: replace(p, parts=()) for p in plan}
     works = {}
     for name, shard in source.shards.items():
-        own = tuple(planned[info.name] for info in shard.infos if info.name in planned)
-        part = None if given is None else given.part([p.info.name for p in own])
-        works[name] = QuantizeShard(own, part)
-    return works
+        with closing(formats.open(shard.path)) as opened:
+            names = [info.name for info in screening.readable(opened, requantize=True).infos()]
+        own = tuple(planned[name] for name in names)
+        part = None if given is None else given.part(names)
+        works[name] = QuantizeShard(own, layout.name, part, {})
+    absmax = _shared_absmax(source, works, jobs)
+    return {name: replace(work, absmax=absmax[name]) for name, work in works.items()}
+
+
+def _shared_absmax(
+    source: CheckpointSource, works: Mapping[str, QuantizeShard], jobs: int
+) -> dict[str, dict[str, float]]:
+    """For each shard the magnitudes that its tensors share with those of other shards."""
+    files = {
+        p.info.name: name
+        for name, work in works.items()
+        for p in work.plan
+        if p.stored is not None and p.stored.global_scale
+    }
+    names = set(fusing.fused_across(files))
+    found: dict[str, float] = {}
+    for name, work in works.items():
+        found |= work.largest(source.shards[name].path, names, jobs)
+    shared = fusing.shared(found)
+    return {n: {k: v for k, v in shared.items() if files[k] == n} for n in works}
+
+
+def _documents(plan: Sequence[Planned], layout: Layout) -> dict[str, dict[str, Any] | None]:
+    """What the layout has JSON files say."""
+    tensors = {p.info.name: p.stored for p in plan if p.stored is not None}
+    others = [p.info.name for p in plan if p.stored is None and len(p.info.shape) == 2]
+    return dict(layout.documents(tensors, others)) if tensors else {}
 
 
 def _check_names(plan: Sequence[Planned]) -> None:
