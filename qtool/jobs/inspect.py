@@ -20,6 +20,7 @@ from qtool.layouts.metadata import KEY, Description, read_metadata
 from qtool.spec import TensorInfo
 
 if TYPE_CHECKING:
+    from qtool.formats.checkpoint import CheckpointSource
     from qtool.formats.onnx import OnnxSource
 
 BINS = 16
@@ -63,7 +64,18 @@ def inspect_file(
                 "bytes": sum(row["bytes"] for row in rows),
             },
         }
-        return result | (_model(source, uses) if source.container == "onnx" else {})
+        return result | _special(source, uses)
+
+
+def _special(source: Source, uses: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What one container alone has."""
+    if source.container == "onnx":
+        return _model(source, uses)
+    if source.container == "checkpoint":
+        shards = cast("CheckpointSource", source).shards
+        rows = [(name, shard.nbytes, len(shard.infos)) for name, shard in shards.items()]
+        return {"shards": [dict(zip(("name", "bytes", "tensors"), r, strict=True)) for r in rows]}
+    return {}
 
 
 def _row(info: TensorInfo, infos: dict[str, TensorInfo], described: Description) -> dict[str, Any]:

@@ -59,6 +59,8 @@ def _headline(result: dict[str, Any]) -> str:
             str(v) if k == "ai.onnx" else f"{safe(k)} {v}"
             for k, v in result["opset_import"].items()))  # fmt: skip
         words.append(many(result["nodes"], "node"))
+    if "shards" in result:
+        words.append(many(len(result["shards"]), "shard"))
     tools = ", ".join(result["quantized_by"])
     words.append(f"quantized with {tools}" if tools else "not quantized")
     return ", ".join(words)
