@@ -44,7 +44,7 @@ class Layout:
     packed: the axis along which an element holds several codes. transposed: inputs come first.
     scale_dtype, block_size: where type and shape of the scale do not tell.
     equation: what a code stands for; {middle}: half the number of codes. shifted: with zero_point.
-    blocks: block sizes, and who takes no others.
+    blocks: block sizes, and who takes them alone.
     """
 
     tool: str

@@ -14,8 +14,8 @@ from qtool.layouts.foreign_layout import INPUTS, Candidate, Layout
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 _FLOAT8 = ("float8e4m3fn", "float8e5m2", "float8e4m3fnuz", "float8e5m2fnuz")
 _POWERS = ("uint8", "float8e8m0")
-_MARLIN = ((32, 64, 128), "vLLM's Marlin kernels")
-_NVFP4, _MX = ((16,), "NVFP4"), ((32,), "MX")
+_MARLIN = ((32, 64, 128), "vLLM's Marlin kernels take")
+_NVFP4, _MX = ((16,), "NVFP4 has"), ((32,), "MX has")
 
 
 def _is_comfy(candidate: Candidate) -> bool:
@@ -26,7 +26,8 @@ def _is_modelopt(candidate: Candidate) -> bool:
     """Its scales are scalars, vectors or (rows, 1, columns, 1); compressed-tensors' are (1,) or
     matrices."""
     scale = candidate.get(".weight_scale")
-    return scale is not None and scale.shape != (1,) and len(scale.shape) != 2
+    unlike = scale is not None and scale.shape != (1,) and len(scale.shape) != 2
+    return unlike or candidate.config.method == "modelopt"
 
 
 def _is_gptq(candidate: Candidate, version: str) -> bool:
@@ -108,7 +109,7 @@ LAYOUTS: tuple[Layout, ...] = (
            "(code - qzeros) * scale", ".qzeros", needs=(".qzeros",), extras=(), packed=1,
            transposed=True, methods=("awq",), blocks=_MARLIN),
     _mlx("affine", scale=(".scales", _FLOATS), dtype="uint", equation="code * scale + bias",
-         needs=(".biases",), blocks=((32, 64, 128), "MLX")),
+         needs=(".biases",), blocks=((32, 64, 128), "MLX takes")),
     _mlx("mxfp4", scale=(".scales", ("uint8",)), dtype="float4e2m1",
          when=_bits_per_scale(_WEIGHT, ".scales", 4 * 32), scale_dtype="float8e8m0"),
     _mlx("nvfp4", scale=(".scales", ("uint8",)), dtype="float4e2m1", extras=(".global_scale",),
@@ -124,6 +125,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("compressed-tensors or ModelOpt", "", (_WEIGHT, ()), (_SCALE, ()), "?", ""),
     Layout("GPTQ or AWQ", "", (".qweight", ()), (".scales", ()), "?", ""),
     Layout("MLX", "", (_WEIGHT, ()), (".scales", ()), "?", ""),
+    _bits_and_bytes("", dtype="?"),
     Layout("qtool, without its metadata", "", ("", ()), (".scale", ()), "?",
            zero_point=".zero_point", shifted="(code - zero_point) * scale",
            extras=(".global_scale",)),

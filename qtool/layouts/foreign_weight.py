@@ -157,7 +157,7 @@ def _problems(
         return
     size, (blocks, reader) = granularity.block_size, layout.blocks
     if blocks and size not in blocks and size < shape[-1]:
-        yield f"{reader} take blocks of {', '.join(map(str, blocks))}, not of {size}"
+        yield f"blocks of {size}, but {reader} {', '.join(map(str, blocks))} alone"
     if layout.dtype not in _BITS and shape[-1] % size:
         yield f"rows of {shape[-1]} are not whole blocks of {size}"
     if said_block and said_block != size and said_block < shape[-1]:
