@@ -260,7 +260,7 @@ QUANTIZED: list[Any] = [
                   "a.weight_scale": float32([[1], [1]]), "a.weight_shape": np.array([2, 8])},
                  "compressed-tensors", id="packed"),
     pytest.param({"a.qweight": np.ones((1, 8), np.int32), "a.scales": np.ones((1, 8), np.float16),
-                  "a.qzeros": np.ones((1, 1), np.int32)}, "GPTQ or AWQ", id="gptq"),
+                  "a.qzeros": np.ones((1, 1), np.int32)}, "GPTQ", id="gptq"),
     pytest.param({"a.weight": np.ones((2, 2), ml_dtypes.float8_e4m3fn),
                   "a.weight_scale_inv": float32([[1]])}, "block float8", id="float8"),
     pytest.param({"a.weight": uint8([1]), "a.weight.absmax": float32([1]),

@@ -26,21 +26,27 @@ def info(name: str, dtype: str, *shape: int) -> TensorInfo:
             "a.weight_packed": "uint8", "a.weight_scale": "float8e4m3fn",
             "a.weight_global_scale": "float32", "a.input_global_scale": "float32",
         }, id="nvfp4-pack-quantized"),
-        pytest.param("compressed-tensors or ModelOpt", {
+        pytest.param("compressed-tensors", {
             "a.weight": "int8", "a.weight_scale": "float32", "a.weight_zero_point": "int8",
         }, id="int-quantized"),
-        pytest.param("compressed-tensors or ModelOpt", {
+        pytest.param("compressed-tensors", {
             "a.weight": "float8e4m3fn", "a.weight_scale": "float32", "a.input_scale": "float32",
         }, id="float-quantized"),
-        pytest.param("compressed-tensors or ModelOpt", {
+        pytest.param("ModelOpt", {
             "a.weight": "uint8", "a.weight_scale": "float8e4m3fn", "a.weight_scale_2": "float32",
         }, id="modelopt-nvfp4"),
         pytest.param("block float8", {
             "a.weight": "float8e4m3fn", "a.weight_scale_inv": "float32",
         }, id="block-float8"),
-        pytest.param("GPTQ or AWQ", {
+        pytest.param("GPTQ", {
             "a.qweight": "int32", "a.qzeros": "int32", "a.scales": "float16", "a.g_idx": "int32",
         }, id="gptq"),
+        pytest.param("GPTQ or AWQ", {
+            "a.qweight": "int32", "a.scales": "float16",
+        }, id="gptq-without-zero-points"),
+        pytest.param("compressed-tensors or ModelOpt", {
+            "a.weight": "uint16", "a.weight_scale": "float64",
+        }, id="nobody's-types"),
         pytest.param("MLX", {
             "a.weight": "uint32", "a.scales": "bfloat16", "a.biases": "bfloat16",
         }, id="mlx"),
@@ -88,9 +94,8 @@ def test_other_tensors_are_left_alone(tensors: dict[str, str]) -> None:
 
 def test_the_first_tool_that_fits_is_told() -> None:
     tensors = {"a.weight": "int8", "a.weight_scale": "float32", "a.SCB": "float32"}
-    found = recognise([info(name, dtype, 4) for name, dtype in tensors.items()])
-    first = "compressed-tensors or ModelOpt"
-    assert found == {"a.weight": first, "a.weight_scale": first, "a.SCB": "bitsandbytes"}
+    found = recognise([info(name, dtype, 4, 4) for name, dtype in tensors.items()])
+    assert found == dict.fromkeys(["a.weight", "a.weight_scale"], "compressed-tensors")
 
 
 def test_two_tools_in_one_file_are_told_apart() -> None:

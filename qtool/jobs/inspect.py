@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from qtool.dtypes import DTYPES, DType, DTypeLike
 from qtool.formats import Source
-from qtool.jobs import streams
+from qtool.jobs import faults, foreign_rows, streams
 from qtool.jobs.progress import Progress, Silent
-from qtool.layouts import foreign
+from qtool.jobs.value_stats import figures_of
 from qtool.layouts.dequantized import DequantizedSource
+from qtool.layouts.foreign import ForeignWeight
 from qtool.layouts.metadata import KEY, Description, read_metadata
 from qtool.spec import TensorInfo
 
 if TYPE_CHECKING:
     from qtool.formats.checkpoint import CheckpointSource
     from qtool.formats.onnx import OnnxSource
-
-BINS = 16
-_PIECE = 1 << 20
 
 
 def inspect_file(
@@ -43,20 +39,20 @@ def inspect_file(
     with streams.opened(src, source_dtype) as source:
         described = read_metadata(source)
         readable = DequantizedSource(source, DTYPES["float32"]) if described.tensors else source
-        infos = {info.name: info for info in source.infos()}
         uses = _uses(source)
-        rows = [_row(info, infos, described) for info in readable.infos()]
+        found = [] if described.tensors or uses else foreign_rows.find(source)
+        rows, weights = _rows(source, readable, described, found)
         for row in rows:
             row["quantization"] = row["quantization"] or uses.get(row["name"])
         if stats:
-            _add_stats(readable, rows, progress or Silent())
+            _add_stats(source, readable, rows, weights, described, progress or Silent())
         result = {
             "command": "inspect",
             "name": str(src),
             "container": source.container,
             "bytes": source.nbytes,
             "metadata": {k: v for k, v in source.metadata.items() if k != KEY},
-            "quantized_by": _tools(source, described, uses),
+            "quantized_by": _tools(described, uses, found),
             "tensors": rows,
             "totals": {
                 "tensors": len(rows),
@@ -78,6 +74,23 @@ def _special(source: Source, uses: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {}
 
 
+def _rows(
+    source: Source, readable: Source, described: Description, found: Sequence[ForeignWeight]
+) -> tuple[list[dict[str, Any]], list[ForeignWeight | None]]:
+    """A row for each tensor, and one for all the tensors of a quantized weight; beside each row
+    the weight of another tool that it is of."""
+    infos = {info.name: info for info in source.infos()}
+    by_codes = {weight.codes.name: weight for weight in found}
+    hidden = {part.name for weight in found for part in weight.parts} - by_codes.keys()
+    shown = [info for info in readable.infos() if info.name not in hidden]
+    weights = [by_codes.get(info.name) for info in shown]
+    rows = [
+        _row(info, infos, described) if weight is None else foreign_rows.row(weight, source)
+        for info, weight in zip(shown, weights, strict=True)
+    ]
+    return rows, weights
+
+
 def _row(info: TensorInfo, infos: dict[str, TensorInfo], described: Description) -> dict[str, Any]:
     """One tensor; a quantized one with its scale and zero point."""
     stored = described.tensors.get(info.name)
@@ -92,7 +105,8 @@ def _row(info: TensorInfo, infos: dict[str, TensorInfo], described: Description)
         parts = described.layout.parts(info.name, stored)
         row["dtype"] = stored.dtype.name
         row["bytes"] = sum(infos[part.entry.name].nbytes for part in parts)
-        row["quantization"] = {"layout": described.layout.name} | stored.to_json()
+        how = {"layout": described.layout.name} | stored.to_json()
+        row["quantization"] = how | {"problems": []}
     return row
 
 
@@ -110,13 +124,13 @@ def _uses(source: Source) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def _tools(source: Source, described: Description, uses: dict[str, dict[str, Any]]) -> list[str]:
+def _tools(
+    described: Description, uses: dict[str, dict[str, Any]], found: Sequence[ForeignWeight]
+) -> list[str]:
     """The tools or operators that the file is quantized with."""
     if described.tensors:
         return ["qtool"]
-    if uses:
-        return sorted({use["operator"] for use in uses.values()})
-    return sorted(set(foreign.recognise(source.infos()).values()))
+    return sorted({use["operator"] for use in uses.values()} or {w.layout.tool for w in found})
 
 
 def _model(source: Source, uses: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -131,52 +145,33 @@ def _model(source: Source, uses: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _add_stats(source: Source, rows: list[dict[str, Any]], progress: Progress) -> None:
+def _add_stats(
+    source: Source,
+    readable: Source,
+    rows: list[dict[str, Any]],
+    weights: Sequence[ForeignWeight | None],
+    described: Description,
+    progress: Progress,
+) -> None:
+    """Read every tensor; what weights of other tools stand for is not computed."""
     progress.begin(len(rows), sum(row["bytes"] for row in rows))
-    for row in rows:
-        values = source.read(row["name"])
-        row["stats"] = None if values.dtype.kind == "c" else _stats(values.reshape(-1))
+    for row, weight in zip(rows, weights, strict=True):
+        row["stats"] = None
+        if weight is not None:
+            foreign_rows.add_faults(weight, row, source)
+        else:
+            values = readable.read(row["name"])
+            row["stats"] = None if values.dtype.kind == "c" else figures_of(values.reshape(-1))
+        if row["name"] in described.tensors:
+            _add_faults(row, cast("DequantizedSource", readable))
         progress.advance(row["bytes"])
         progress.finish(row["name"])
 
 
-def _stats(values: NDArray[Any]) -> dict[str, Any]:
-    """Figures of the finite values; histogram: counts in BINS equal bins from min to max."""
-    pieces = [slice(start, start + _PIECE) for start in range(0, values.size, _PIECE)]
-    nan = inf = zeros = 0
-    low, high = math.inf, -math.inf
-    for piece in pieces:
-        x = values[piece].astype(np.float64)
-        finite = np.isfinite(x)
-        nan += int(np.isnan(x).sum())
-        inf += int(np.isinf(x).sum())
-        zeros += int(np.count_nonzero(x == 0))
-        low = min(low, float(x.min(where=finite, initial=math.inf)))
-        high = max(high, float(x.max(where=finite, initial=-math.inf)))
-    count = values.size - nan - inf
-    figures: dict[str, Any] = {"nan_count": nan, "inf_count": inf, "zero_count": zeros}
-    if not count:
-        return figures | dict.fromkeys(("min", "max", "rms", "outlier_ratio", "histogram"))
-    absmax = max(-low, high)
-    squares = 0.0
-    histogram = np.zeros(BINS, np.int64)
-    for piece in pieces:
-        x = values[piece].astype(np.float64)
-        x = x[np.isfinite(x)] / (absmax or 1.0)  # scaled, so that squares cannot overflow
-        squares += float(np.square(x).sum())
-        histogram += _histogram(x, low / (absmax or 1.0), high / (absmax or 1.0))
-    rms = math.sqrt(squares / count)
-    return figures | {
-        "min": low,
-        "max": high,
-        "rms": rms * absmax,
-        "outlier_ratio": 1 / rms if rms else None,
-        "histogram": histogram.tolist(),
-    }
-
-
-def _histogram(x: NDArray[Any], low: float, high: float) -> NDArray[np.int64]:
-    """Counts of x in BINS equal bins; np.histogram refuses ranges of a few units in the last
-    place."""
-    place = (x - low) * (BINS / (high - low)) if high > low else np.full(x.shape, BINS / 2)
-    return np.bincount(np.clip(place.astype(np.int64), 0, BINS - 1), minlength=BINS)
+def _add_faults(row: dict[str, Any], source: DequantizedSource) -> None:
+    """What is wrong with the scales and codes that qtool's metadata describes."""
+    name, how = row["name"], row["quantization"]
+    scale, _, _ = source.parameters(name)
+    how["scales"] = faults.scale_figures(scale, source.tensors[name].scale_dtype)
+    how["problems"] += faults.scale_faults(how["scales"], scale.size)
+    how["problems"] += faults.code_faults(source.original.read(source.parts(name)[0].name))

@@ -1,49 +1,74 @@
-"""Recognises tensors that other tools have quantized already."""
+"""Finds weights that other tools have quantized, by the names and types of tensors alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from qtool.dtypes import DType
+from qtool.layouts.foreign_config import Config
+from qtool.layouts.foreign_layout import Candidate, Layout
+from qtool.layouts.foreign_table import LAYOUTS
 from qtool.spec import TensorInfo
 
-# tool, what the codes' name ends with, endings of the parameters beside them; the first is always
-# there. Sources: the savers of compressed-tensors, GPTQModel, AutoAWQ, MLX, ComfyUI, bitsandbytes.
-_LAYOUTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("compressed-tensors", ".weight_packed",
-     (".weight_scale", ".weight_zero_point", ".weight_global_scale", ".weight_shape",
-      ".weight_g_idx", ".input_scale", ".input_global_scale")),
-    ("compressed-tensors or ModelOpt", ".weight",
-     (".weight_scale", ".weight_scale_2", ".weight_zero_point", ".input_scale", ".output_scale")),
-    ("block float8", ".weight", (".weight_scale_inv", ".input_scale")),
-    ("GPTQ or AWQ", ".qweight", (".scales", ".qzeros", ".g_idx")),
-    ("MLX", ".weight", (".scales", ".biases")),
-    ("ComfyUI", ".weight", (".scale_weight", ".scale_input", ".comfy_quant")),
-    ("bitsandbytes", ".weight",
-     (".weight.absmax", ".weight.quant_map", ".weight.nested_absmax", ".weight.nested_quant_map",
-      ".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bitsandbytes__fp4")),
-    ("bitsandbytes", ".weight", (".SCB", ".weight_format")),
-    ("qtool, without its metadata", "", (".scale", ".zero_point", ".global_scale")),
-)  # fmt: skip
+
+@dataclass(frozen=True)
+class ForeignWeight:
+    """A quantized weight: its layout, and what it is made of, by the endings of names."""
+
+    layout: Layout
+    candidate: Candidate
+
+    @property
+    def name(self) -> str:
+        """What the weight was called before."""
+        return self.candidate.base + (".weight" if self.layout.codes[0] else "")
+
+    @property
+    def codes(self) -> TensorInfo:
+        return self.candidate.tensors[self.candidate.base + self.layout.codes[0]]
+
+    @property
+    def scale(self) -> TensorInfo:
+        return self.candidate.tensors[self.candidate.base + self.layout.scale[0]]
+
+    @property
+    def zero_point(self) -> TensorInfo | None:
+        ending = self.layout.zero_point
+        return self.candidate.get(ending) if ending else None
+
+    @property
+    def parts(self) -> list[TensorInfo]:
+        """All its tensors, the codes first."""
+        layout = self.layout
+        endings = (layout.scale[0], layout.zero_point, *layout.needs, *layout.extras)
+        found = [self.candidate.get(ending) for ending in dict.fromkeys(endings) if ending]
+        return [self.codes, *(info for info in found if info is not None)]
 
 
-def recognise(infos: Iterable[TensorInfo]) -> dict[str, str]:
-    """The tool whose quantized tensors and parameters these are, by tensor name.
+def find(infos: Iterable[TensorInfo], config: Config | None = None) -> list[ForeignWeight]:
+    """The weights among those tensors, in the order of their codes.
 
-    Codes count as such in an integer type or one of 8 bits and fewer, beside their scale.
+    Layouts of which the configuration speaks come before others.
     """
-    by_name: Mapping[str, TensorInfo] = {info.name: info for info in infos}
-    found: dict[str, str] = {}
-    for name, info in by_name.items():
-        if not _holds_codes(info.dtype):
-            continue
-        for tool, codes, parameters in _LAYOUTS:
-            base = name.removesuffix(codes)
-            if name.endswith(codes) and base + parameters[0] in by_name:
-                parts = [name, *(base + parameter for parameter in parameters)]
-                found |= {part: tool for part in parts if part in by_name and part not in found}
+    said = config or Config()
+    layouts = sorted(LAYOUTS, key=lambda layout: said.method not in layout.methods)
+    by_name = {info.name: info for info in infos}
+    found = []
+    for name in by_name:
+        for layout in layouts:
+            ending = layout.codes[0]
+            if name.endswith(ending):
+                candidate = Candidate(name.removesuffix(ending), by_name, said)
+                if layout.fits(candidate):
+                    found.append(ForeignWeight(layout, candidate))
+                    break
     return found
 
 
-def _holds_codes(dtype: DType) -> bool:
-    return dtype.is_integer or dtype.is_small_float
+def recognise(infos: Iterable[TensorInfo]) -> dict[str, str]:
+    """The tool whose quantized tensors and parameters these are, by tensor name."""
+    found: dict[str, str] = {}
+    for weight in find(infos):
+        for part in weight.parts:
+            found.setdefault(part.name, weight.layout.tool)
+    return found

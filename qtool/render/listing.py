@@ -43,7 +43,7 @@ def inspected(result: dict[str, Any]) -> None:
     for name, cells in zip(short_names(names, room(table, rows, console.width)), rows, strict=True):
         table.add_row(name, *cells)
     console.print(table)
-    for line in _operators(result.get("quantized_operators", [])):
+    for line in (*_operators(result.get("quantized_operators", [])), *_layouts(result["tensors"])):
         print_line(console, line)
 
 
@@ -71,6 +71,26 @@ def _operators(uses: Sequence[dict[str, Any]]) -> Iterator[str]:
     kinds = Counter((use["operator"], kind(use)) for use in uses)
     for (operator, how), count in kinds.most_common():
         yield f"{count} {operator}: {how}"
+
+
+def _layouts(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """One line per layout of other tools and way of quantizing, then one per problem."""
+    weights = [(row["name"], row["quantization"]) for row in rows if row["quantization"]]
+    kinds = Counter(
+        f"{how['layout']}: {kind(how)}, {how['scale_dtype']} scales"
+        + (f", {how['equation']}" if how["equation"] else "")
+        for _, how in weights
+        if "equation" in how
+    )
+    for text, count in kinds.most_common():
+        yield f"{many(count, 'weight')} in {text}"
+    problems: dict[str, list[str]] = {}
+    for name, how in weights:
+        for problem in how.get("problems", []):
+            problems.setdefault(problem, []).append(name)
+    for problem, names in problems.items():
+        where = safe(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+        yield f"problem in {where}: {problem}"
 
 
 def _inspect_cells(row: dict[str, Any], console: Console, *, wide: bool) -> list[str]:

@@ -49,7 +49,11 @@ def number(value: float | None, spec: str, unit: str = "") -> str:
 
 def kind(row: dict[str, Any]) -> str:
     """Type and granularity of a quantized tensor: int4 /32, int8 axis 0."""
-    where = {"per_axis": f" axis {row['axis']}", "blocked": f" /{row['block_size']}"}
+    where = {
+        "per_axis": f" axis {row['axis']}",
+        "blocked": f" /{row['block_size']}",
+        "tiled": " /" + "x".join(map(str, row.get("tile") or ())),
+    }
     return f"{row['dtype'] or '?'}{where.get(row['granularity'], '')}"
 
 

@@ -1,0 +1,61 @@
+"""What in the values of a quantized tensor would break a reader: its scales, and its codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.dtypes import DType
+from qtool.tensor import operator_scale
+
+Array = NDArray[Any]
+
+
+def scale_figures(scale: Array, dtype: DType) -> dict[str, Any]:
+    """Range and special values of scales of dtype, in whatever type of that size they come."""
+    values = operator_scale(scale.reshape(-1).view(dtype.numpy)).astype(np.float64)
+    finite = np.isfinite(values)
+    some = bool(finite.any())
+    return {
+        "min": float(values.min(where=finite, initial=np.inf)) if some else None,
+        "max": float(values.max(where=finite, initial=-np.inf)) if some else None,
+        "zero_count": int(np.count_nonzero(values == 0)),
+        "nonfinite_count": int(np.count_nonzero(~finite)),
+    }
+
+
+def scale_faults(figures: dict[str, Any], count: int) -> Iterator[str]:
+    """What is wrong with scales, from their figures."""
+    for key, what in (("nonfinite_count", "NaN or infinite"), ("zero_count", "zero")):
+        if figures[key]:
+            yield f"{figures[key]} of {count} scales {'is' if figures[key] == 1 else 'are'} {what}"
+
+
+def code_faults(codes: Array) -> Iterator[str]:
+    """What is wrong with codes, in whatever elements they are stored."""
+    words = np.ascontiguousarray(codes).reshape(-1).view(f"u{codes.dtype.itemsize}")
+    if words.size > 1 and bool((words == words[0]).all()):
+        yield f"all code words are {int(words[0]):#x}"
+
+
+def zero_point_faults(stored: Array, bits: int, *, less_one: bool) -> Iterator[str]:
+    """Whether GPTQ's packed zero points, all alike, are those of the other version of the format.
+
+    less_one: whether they are stored less 1, as in version 1. Zero points of symmetric codes are
+    half the number of codes.
+    """
+    words = stored.reshape(-1).view(np.uint32)
+    if bits not in (2, 4, 8) or not words.size or not bool((words == words[0]).all()):
+        return
+    middle, code = 1 << (bits - 1), int(words[0]) & (1 << bits) - 1
+    alike = int(words[0]) == code * (0xFFFFFFFF // ((1 << bits) - 1))
+    other = middle if less_one else middle - 1
+    if alike and code == other:
+        mine, theirs = (1, 2) if less_one else (2, 1)
+        yield (
+            f"all zero points are stored as {code}, which is {middle} in version {theirs} of the "
+            f"format and {code + less_one} in version {mine}, which the configuration says"
+        )
