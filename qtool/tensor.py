@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from qtool import ops
 from qtool.dtypes import DTYPES, DType, DTypeLike, resolve
-from qtool.spec import Granularity, QuantSpec, Reader, Shape, Tiled, Writer, describe
+from qtool.spec import Blocked, Granularity, QuantSpec, Reader, Shape, Tiled, Writer, describe
 from qtool.stats import Stats
 
 Array = NDArray[Any]
@@ -89,7 +89,10 @@ class QuantizedTensor:
     def dequantize(self, dtype: DTypeLike = "float32") -> Array:
         """(y - zero_point) * scale, computed in dtype: float32, float16 or bfloat16."""
         scale = operator_scale(self.scale, self.global_scale)
-        return dequantize(self.y, scale, self.zero_point, self.spec.granularity, dtype)
+        bias = None
+        if self.spec.bias and self.zero_point is not None:
+            bias = bias_of(self.scale, self.zero_point)
+        return dequantize(self.y, scale, self.zero_point, self.spec.granularity, dtype, bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ class Codes:
     granularity: of the scale, its axis counted from the front.
     is_packed: whether codes of less than 8 bits are packed, as opposed to one in each byte.
     global_scale: multiplies every scale, where there is one.
+    bias: float32, in the place of a zero point; see QuantSpec.
     """
 
     read: Reader
@@ -110,6 +114,7 @@ class Codes:
     granularity: Granularity
     is_packed: bool = True
     global_scale: float | None = None
+    bias: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +135,10 @@ def dequantize(
     zero_point: Array | None,
     granularity: Granularity,
     dtype: DTypeLike,
+    bias: Array | None = None,
 ) -> Array:
-    """DequantizeLinear of codes whose scale may be in any storage type.
+    """DequantizeLinear of codes whose scale may be in any storage type; with a bias, (y - lowest
+    code) * scale + bias.
 
     Differences of 16-bit codes do not fit a 16-bit float, so their products are computed in
     float32 and rounded once.
@@ -140,6 +147,12 @@ def dequantize(
     if isinstance(granularity, Tiled):
         zero_point = None if zero_point is None else granularity.by_rows(zero_point, y.shape)[0]
         scale, granularity = granularity.by_rows(scale, y.shape)
+    if bias is not None:
+        assert isinstance(granularity, Blocked)
+        steps = y.astype(np.int32) - int(resolve(y.dtype).qmin)
+        axis, block_size = granularity.axis, granularity.block_size
+        s = ops.expand(operator_scale(scale), y.shape, axis, block_size, "scale")
+        return ops.biased(steps, s, ops.expand(bias, y.shape, axis, block_size, "bias"), output)
     wide = resolve(y.dtype).bits == output.bits == 16
     computed = ops.dequantize_linear(
         y,
@@ -149,6 +162,14 @@ def dequantize(
         **granularity.attributes,
     )
     return ops.cast(computed, output) if wide else computed
+
+
+def bias_of(scale: Array, zero_point: Array) -> Array:
+    """-(zero_point - lowest code) * scale, rounded to the scale's type, as float32."""
+    dtype, storage = resolve(zero_point.dtype), resolve(scale.dtype)
+    steps = zero_point.astype(np.float32) - np.float32(dtype.qmin)
+    product = -steps * operator_scale(scale).astype(np.float32)
+    return ops.cast(product, storage).astype(np.float32)
 
 
 _EVERY_BYTE = np.arange(256, dtype=np.uint8)

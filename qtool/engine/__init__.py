@@ -12,7 +12,7 @@ from qtool.engine import plain, restore_plain
 from qtool.engine.request import Request, given_codes, given_scale, request
 from qtool.pool import default_jobs
 from qtool.spec import QuantSpec, Reader
-from qtool.tensor import QuantizedTensor
+from qtool.tensor import Codes, QuantizedTensor
 
 __all__ = [
     "TILES_PAY",
@@ -103,14 +103,16 @@ def can_stream(asked: Request) -> bool:
         and asked.source.name in SOURCES
         and asked.precision.name == "float32"
         and spec.saturate
+        and not spec.bias
         and (spec.percentile is None or asked.given is not None)
         and (spec.dtype.is_integer or not shifts_grid)
     )
 
 
-def can_restore(dtype: DType, output: DType) -> bool:
+def can_restore(codes: Codes, output: DType) -> bool:
     """Whether float32 holds the product before it is rounded to the output type.
 
     A difference of 16-bit codes does not fit 16-bit floats, so its rounding comes first.
     """
-    return dtype.is_target and (output.bits >= 32 or dtype.bits <= 8)
+    dtype = codes.dtype
+    return dtype.is_target and (output.bits >= 32 or dtype.bits <= 8) and codes.bias is None

@@ -15,7 +15,7 @@ from qtool.engine.request import Request
 from qtool.errors import TensorError
 from qtool.spec import Blocked, Granularity, Shape, Tiled, folded
 from qtool.stats import Accumulator
-from qtool.tensor import QuantizedTensor, operator_scale
+from qtool.tensor import QuantizedTensor, bias_of, operator_scale
 
 Array = NDArray[Any]
 
@@ -62,6 +62,7 @@ def _quantize_boxes(
     source, original, codes = single.reshape(shape), x.reshape(shape), y.reshape(shape)
     groups = _Groups(x.shape, spec.granularity)
     divisor = operator_scale(scale, over)
+    bias = bias_of(scale, zero) if spec.bias and zero is not None else None
     for box in _boxes(shape):
         s = groups.of(divisor, box)
         z = None if zero is None else groups.of(zero, box)
@@ -70,7 +71,11 @@ def _quantize_boxes(
         else:
             v = ops.rounded(source[box], s, z, dtype, precision)
         codes[box] = ops.saturate_cast(v, z, dtype, saturate=spec.saturate, qmin=spec.qmin)
-        x_hat = ops.scaled(codes[box], s, z, ops.FLOAT32)
+        if bias is None:
+            x_hat = ops.scaled(codes[box], s, z, ops.FLOAT32)
+        else:
+            steps = codes[box].astype(np.int32) - int(dtype.qmin)
+            x_hat = ops.biased(steps, s, groups.of(bias, box), ops.FLOAT32)
         figures.update(original[box], v, x_hat)
     return QuantizedTensor(y, scale, zero, spec, figures.finish(), precision, over)
 

@@ -57,7 +57,8 @@ def _tile(codes: Codes, shape: Shape, box: _Box, start: int, output: DType) -> A
     scale = _groups(codes, codes.scale, shape, box)
     zero = None if codes.zero_point is None else _groups(codes, codes.zero_point, shape, box)
     computed = DTYPES["float32"] if output.name == "float64" else output
-    values = dequantize(y, scale, zero, _along(codes.granularity), computed)
+    bias = None if codes.bias is None else _groups(codes, codes.bias, shape, box)
+    values = dequantize(y, scale, zero, _along(codes.granularity), computed, bias)
     return values.astype(output.numpy, copy=False)
 
 

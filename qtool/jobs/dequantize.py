@@ -260,7 +260,7 @@ class _Job:
         """Store the values of codes, tile by tile."""
         size = math.prod(codes.shape)
         pays = self._kernels_pay and size >= engine.TILES_PAY
-        if pays and engine.can_restore(codes.dtype, self._output):
+        if pays and engine.can_restore(codes, self._output):
             from qtool.engine.restore import restore
             from qtool.kernels import machine
 

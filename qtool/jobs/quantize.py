@@ -274,7 +274,7 @@ def settings(
 ) -> dict[str, Any]:
     """The choices that decide the output, for the report."""
     choices = {f.name: getattr(recipe.spec, f.name) for f in fields(recipe.spec)}
-    del choices["granularity"]
+    del choices["granularity"], choices["bias"]  # these are the tensors'
     if given is not None:
         choices |= {"method": "given", "symmetric": None}
     named = {k: v.name if isinstance(v, DType) else v for k, v in choices.items()}

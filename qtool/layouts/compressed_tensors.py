@@ -97,8 +97,11 @@ def obstacle(info: TensorInfo, stored: Stored) -> str | None:
     if len(info.shape) != 2 or not info.name.endswith(_WEIGHT):
         return f"no weight of a linear layer, which {name} is for"
     _format(stored)
-    block_size = stored.granularity.attributes.get("block_size")
-    if block_size is not None and info.shape[1] % block_size:
+    granularity = stored.granularity
+    block_size = granularity.attributes.get("block_size", 1)
+    if isinstance(granularity, Tiled) and stored.activations:
+        block_size = granularity.columns
+    if info.shape[1] % block_size:
         return f"{name} needs rows of whole blocks of {block_size}, not of {info.shape[1]}"
     return None
 

@@ -69,7 +69,8 @@ class DequantizedSource:
         codes = unpack(self._bytes(name, "codes"), stored.dtype, stored.shape)
         compute = self._dtype if self._dtype.bits < 64 else DTYPES["float32"]
         divisor = operator_scale(scale, over)
-        values = dequantize(codes, divisor, zero_point, stored.granularity, compute)
+        bias = self._bias(name)
+        values = dequantize(codes, divisor, zero_point, stored.granularity, compute, bias)
         return values.astype(self._dtype.numpy, copy=False)
 
     def parts(self, name: str) -> list[Entry]:
@@ -107,7 +108,7 @@ class DequantizedSource:
         with self._reading(name, part) as read:
             yield Codes(
                 read, stored.dtype, stored.shape, scale, zero_point, stored.granularity,
-                global_scale=over,
+                global_scale=over, bias=self._bias(name),
             )  # fmt: skip
 
     def close(self) -> None:
@@ -130,6 +131,13 @@ class DequantizedSource:
 
     def _part(self, name: str, role: str) -> Part:
         return next(part for part in self._parts[name] if part.role == role)
+
+    def _bias(self, name: str) -> Array | None:
+        """What readers add in the place of the zero point, as float32."""
+        if not self.tensors[name].bias:
+            return None
+        bias = self.original.read(self._part(name, "zero_point").entry.name)
+        return bias.astype(np.float32)
 
     def _bytes(self, name: str, role: str) -> Array:
         """All that the part of that role holds."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,8 +52,8 @@ def _mode(stored: Stored) -> str:
 
 
 def adapted(spec: QuantSpec) -> QuantSpec:
-    """The spec as it is: any type of scales will do."""
-    return spec
+    """The spec with a bias for the zero point."""
+    return replace(spec, bias=spec.has_zero_point)
 
 
 def obstacle(info: TensorInfo, stored: Stored) -> str | None:

@@ -34,6 +34,7 @@ class Stored:
     """A quantized tensor, without its values.
 
     granularity: its axis counted from the front. source_dtype: the tensor's type before.
+    bias: whether readers have a bias in the place of the zero point; see QuantSpec.
     activations: whether readers are to quantize what it is multiplied with, while running.
     """
 
@@ -44,6 +45,7 @@ class Stored:
     source_dtype: DType
     zero_point: bool
     global_scale: bool = False
+    bias: bool = False
     activations: bool = False
 
     @classmethod
@@ -60,7 +62,7 @@ class Stored:
         """A tensor quantized as spec says."""
         return cls(
             spec.dtype, shape, spec.granularity, scale_dtype, source, zero_point,
-            spec.global_scale, activations,
+            spec.global_scale, spec.bias, activations,
         )  # fmt: skip
 
     def nbytes(self, role: str) -> int:
@@ -87,6 +89,7 @@ class Stored:
             "source_dtype": self.source_dtype.name,
             "zero_point": self.zero_point,
             **({"global_scale": True} if self.global_scale else {}),
+            **({"bias": True} if self.bias else {}),
             **({"activations": True} if self.activations else {}),
         }
 
@@ -101,10 +104,10 @@ class Stored:
         scale_dtype = DTYPES[fields["scale_dtype"]]
         if scale_dtype not in SCALE_DTYPES:
             raise ValueError("scale_dtype")
-        optional = [fields.get(key, False) for key in ("global_scale", "activations")]
+        optional = [fields.get(key, False) for key in ("global_scale", "bias", "activations")]
         flags = [fields["zero_point"], *optional]
         if not {type(flag) for flag in flags} <= {bool}:
-            raise TypeError("zero_point, global_scale, activations")
+            raise TypeError("zero_point, global_scale, bias, activations")
         return cls(
             resolve_target(DTYPES[fields["dtype"]]),
             shape,

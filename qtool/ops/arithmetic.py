@@ -54,6 +54,13 @@ def scaled(codes: Array, scale: Array, zero_point: Array | None, output: DType) 
         return np.asarray(cast(difference, output) * cast(scale, output))
 
 
+def biased(codes: Array, scale: Array, bias: Array, output: DType) -> Array:
+    """codes * scale + bias, the product and the sum each rounded once to output."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        product = cast(codes.astype(np.float32), output) * cast(scale, output)
+        return np.asarray(product + cast(bias, output))
+
+
 def cast(x: Array, dtype: DType) -> Array:
     """x rounded once, to nearest even, to a float type; overflow gives Inf.
 

@@ -111,6 +111,8 @@ class QuantSpec:
     scale_dtype: storage type of a chosen scale; None: the tensor's own float type.
     global_scale: the stored float8e4m3fn scales stand under one float32 scale of the tensor, a
         power of two: x_hat = code * (scale * global_scale).
+    bias: readers compute x_hat = (code - lowest code) * scale + bias, with what -zero_point * scale
+        is for such codes, rounded to the scale's type.
     mx_rule: how a float8e8m0 scale follows from the largest magnitude; see scales.powers. None:
         the rule of least error for dtype.
     precision: type of the division x / y_scale; None: float32 for scales that qtool chooses, the
@@ -131,6 +133,7 @@ class QuantSpec:
     method: str
     scale_dtype: DType | None
     global_scale: bool
+    bias: bool
     mx_rule: str | None
     precision: DType | None
     saturate: bool
@@ -150,6 +153,7 @@ class QuantSpec:
         precision: DTypeLike | None = None,
         saturate: bool = True,
         global_scale: bool = False,
+        bias: bool = False,
         mx_rule: str | None = None,
         narrow_range: bool = False,
         semantics: str = "onnx",
@@ -165,6 +169,7 @@ class QuantSpec:
             "method": method or ("absmax" if is_symmetric else "minmax"),
             "scale_dtype": _one_of("scale_dtype", scale_dtype, SCALE_DTYPES),
             "global_scale": global_scale,
+            "bias": bias,
             "mx_rule": mx_rule,
             "precision": _one_of("precision", precision, PRECISIONS),
             "saturate": saturate,
