@@ -16,7 +16,7 @@ from qtool import scales
 from qtool.dtypes import DTYPES, TARGETS
 from qtool.engine import quantize
 from qtool.errors import TensorError
-from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec
+from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec, Tiled
 
 Array = NDArray[Any]
 
@@ -69,6 +69,11 @@ def group_values(x: Array, granularity: Granularity) -> dict[tuple[int, ...], li
     attributes = granularity.attributes
     axis, size = attributes.get("axis", 0), attributes.get("block_size", 0)
     for index in np.ndindex(x.shape):
+        if isinstance(granularity, Tiled):
+            *others, row, column = index
+            tile = (*others, row // granularity.rows, column // granularity.columns)
+            groups[tile].append(float(x[index]))
+            continue
         where = oracle.scale_index(index, x.shape, axis, size, isinstance(granularity, PerTensor))
         groups[where].append(float(x[index]))
     return groups
@@ -133,6 +138,10 @@ LAYOUTS = [
     ((2, 5, 3), Blocked(1, 5)), ((2, 5, 3), Blocked(2, 1)), ((2, 5, 3), Blocked(1, 100)),
     ((2, 3, 2, 5), Blocked(3, 2)), ((0,), PerTensor()), ((0, 3), PerAxis(1)),
     ((0, 3), PerAxis(0)), ((2, 0), Blocked(1, 4)), ((0, 5), Blocked(1, 4)),
+    ((4, 6), Tiled((2, 3))), ((5, 7), Tiled((2, 3))), ((5, 7), Tiled((100, 100))),
+    ((1, 7), Tiled((2, 3))), ((7, 1), Tiled((3, 2))), ((2, 5, 7), Tiled((3, 4))),
+    ((2, 2, 3, 4), Tiled((2, 1))), ((3, 4), Tiled((1, 1))), ((0, 5), Tiled((2, 2))),
+    ((5, 0), Tiled((2, 2))), ((0, 2, 3), Tiled((2, 2))),
 ]  # fmt: skip
 
 
@@ -319,7 +328,9 @@ def test_scales_are_rounded_once_to_their_storage_type(
 
 
 @pytest.mark.parametrize("method", ["absmax", "minmax", "percentile:90"])
-@pytest.mark.parametrize("granularity", [PerAxis(0), Blocked(1, 4), PerTensor()], ids=str)
+@pytest.mark.parametrize(
+    "granularity", [PerAxis(0), Blocked(1, 4), PerTensor(), Tiled((1, 4))], ids=str
+)
 def test_nan_and_infinity_do_not_count(method: str, granularity: Granularity) -> None:
     x = np.array([[np.nan, np.inf, -np.inf, np.nan], [1, np.nan, -2, np.inf]], np.float32)
     spec = QuantSpec("int8", granularity, method=method, nonfinite="allow")

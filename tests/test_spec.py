@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qtool.dtypes import DTYPES
 from qtool.errors import QtoolError, SpecError
-from qtool.spec import Blocked, PerAxis, PerTensor, QuantSpec, TensorInfo, normalize_axis
+from qtool.spec import (
+    Blocked,
+    PerAxis,
+    PerTensor,
+    QuantSpec,
+    TensorInfo,
+    Tiled,
+    bytes_of,
+    describe,
+    normalize_axis,
+    reader_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +60,10 @@ def test_axes_out_of_range_are_refused(axis: int, rank: int, message: str) -> No
         (Blocked(0, 100), (4, 33), Blocked(0, 100), (1, 33)),
         (Blocked(1, 1), (2, 3, 4), Blocked(1, 1), (2, 3, 4)),
         (Blocked(1, 2), (2, 0, 4), Blocked(1, 2), (2, 0, 4)),
+        (Tiled((128, 128)), (300, 200), Tiled((128, 128)), (3, 2)),
+        (Tiled((4, 3)), (4, 33), Tiled((4, 3)), (1, 11)),
+        (Tiled((3, 100)), (2, 4, 33), Tiled((3, 100)), (2, 2, 1)),
+        (Tiled((2, 2)), (0, 5), Tiled((2, 2)), (0, 3)),
     ],
     ids=str,
 )
@@ -58,14 +76,43 @@ def test_granularities_know_the_shape_of_their_scales(
 
 
 def test_granularities_have_the_names_that_reports_use() -> None:
-    names = [PerTensor().name, PerAxis(0).name, Blocked(0, 1).name]
-    assert names == ["per_tensor", "per_axis", "blocked"]
+    names = [PerTensor().name, PerAxis(0).name, Blocked(0, 1).name, Tiled((1, 1)).name]
+    assert names == ["per_tensor", "per_axis", "blocked", "tiled"]
+    assert [describe(g) for g in (PerTensor(), PerAxis(1), Blocked(0, 4), Tiled((3, 5)))] == [
+        {"granularity": "per_tensor", "axis": None, "block_size": None, "tile": None},
+        {"granularity": "per_axis", "axis": 1, "block_size": None, "tile": None},
+        {"granularity": "blocked", "axis": 0, "block_size": 4, "tile": None},
+        {"granularity": "tiled", "axis": None, "block_size": None, "tile": [3, 5]},
+    ]
 
 
 @pytest.mark.parametrize("granularity", [PerAxis(2), PerAxis(-3), Blocked(2, 4)], ids=str)
 def test_an_axis_that_the_shape_has_not_is_refused(granularity: Any) -> None:
     with pytest.raises(SpecError, match=r"^axis: .* is out of range for rank 2; use -2 to 1$"):
         granularity.resolve((4, 33))
+
+
+@pytest.mark.parametrize("shape", [(), (4,)])
+def test_tiles_need_rows_and_columns(shape: tuple[int, ...]) -> None:
+    with pytest.raises(SpecError) as error:
+        Tiled((2, 2)).resolve(shape)
+    assert str(error.value) == f"tile: a tensor of rank {len(shape)} has none; use --block-size"
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((0, 4), "tile: must be at least 1, got 0"),
+        ((4, -1), "tile: must be at least 1, got -1"),
+        ((4, 2**63), f"tile: {2**63} does not fit 64 bits; use less"),
+        ((4,), "tile: (4,) is not rows and columns; use (128, 128)"),
+        ((4, 4, 4), "tile: (4, 4, 4) is not rows and columns; use (128, 128)"),
+    ],
+)
+def test_tiles_that_are_none_are_refused(shape: Any, message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        Tiled(shape)
+    assert str(error.value) == message
 
 
 @pytest.mark.parametrize("block_size", [0, -1])
@@ -223,6 +270,10 @@ REFUSED = [
      "dtype: DynamicQuantizeLinear gives uint8 or int8; use `qtool quantize` for int4"),
     ("int8", PerAxis(0), {"semantics": "dynamic"},
      "granularity: DynamicQuantizeLinear has one scale per tensor; use PerTensor()"),
+    ("int8", Tiled((2, 2)), {"semantics": "dynamic"},
+     "granularity: DynamicQuantizeLinear has one scale per tensor; use PerTensor()"),
+    ("int8", Tiled((2, 2)), {"semantics": "onednn"},
+     "semantics: oneDNN Quantize has no blocks; quantize per tensor or per axis"),
 ]
 # fmt: on
 
@@ -250,6 +301,32 @@ def test_what_onednn_produces_is_accepted(dtype: str) -> None:
 )
 def test_tensor_info_counts_elements(shape: tuple[int, ...], size: int) -> None:
     assert TensorInfo("w", shape, DTYPES["float32"], 4 * size).size == size
+
+
+@given(
+    name=st.sampled_from(["uint8", "bfloat16", "float32", "int64"]),
+    count=st.integers(1, 40),
+    data=st.data(),
+)
+def test_any_run_of_the_bytes_of_a_tensor_can_be_read(
+    name: str, count: int, data: st.DataObject
+) -> None:
+    """Aligned with its elements or not; the elements that are asked for are those of the run."""
+    dtype = DTYPES[name]
+    size = dtype.numpy.itemsize
+    held = data.draw(st.binary(min_size=count * size, max_size=count * size))
+    read, asked = reader_of(np.frombuffer(held, dtype.numpy)), []
+
+    def watched(start: int, out: Any) -> None:
+        asked.append((start, out.size))
+        read(start, out)
+
+    start = data.draw(st.integers(0, count * size))
+    stop = data.draw(st.integers(start, count * size))
+    out = np.empty(stop - start, np.uint8)
+    bytes_of(watched, dtype)(start, out)
+    assert out.tobytes() == held[start:stop]
+    assert asked == [(start // size, -(-stop // size) - start // size)]
 
 
 def test_an_error_without_a_remedy_is_thing_and_rule() -> None:
