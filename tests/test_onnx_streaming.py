@@ -313,18 +313,35 @@ def test_dequantize_leaves_nothing_where_the_disk_is_full(
         assert listing(tmp_path) == before
 
 
-@pytest.fixture(scope="module", params=["inline", "external"])
+def nested(made: ModelProto, path: Path) -> Path:
+    """The model with its weights in Constant nodes of a branch."""
+    body = helper.make_graph(
+        [helper.make_node("Constant", [], [t.name], value=t) for t in made.graph.initializer],
+        "then", [], made.graph.output,
+    )  # fmt: skip
+    body.node.extend(made.graph.node)
+    del made.graph.initializer[:], made.graph.node[:]
+    names = [value.name for value in made.graph.output]
+    node = helper.make_node("If", ["c"], names, then_branch=body, else_branch=body)
+    made.graph.node.append(node)
+    made.graph.input.append(helper.make_tensor_value_info("c", TensorProto.BOOL, []))
+    return save(made, path)
+
+
+@pytest.fixture(scope="module", params=["inline", "external", "nested"])
 def big(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A model of 320 MiB."""
     folder = tmp_path_factory.mktemp("big")
-    weight = np.tile(RNG.normal(size=(64, 2560)).astype(np.float32), (256, 1))
+    tiles = 128 if request.param == "nested" else 256  # both branches hold them
+    weight = np.tile(RNG.normal(size=(64, 2560)).astype(np.float32), (tiles, 1))
     made = model(
         [helper.make_node("MatMul", ["x", name], [f"y{name}"]) for name in "vw"],
         [numpy_helper.from_array(weight, name) for name in "vw"],
         inputs={"x": (1, len(weight))},
         outputs=("yv", "yw"),
     )
-    yield (save if request.param == "inline" else stored_outside)(made, folder / "m.onnx")
+    write = {"inline": save, "external": stored_outside, "nested": nested}[request.param]
+    yield write(made, folder / "m.onnx")
     for path in folder.iterdir():
         path.unlink()
 

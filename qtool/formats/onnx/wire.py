@@ -49,6 +49,12 @@ _INNER: dict[type[Message], dict[int, type[Message]]] = {
     }
     for message in _MESSAGES.values()
 }
+# Fields of one tensor, whose parts protobuf merges where the field is there twice.
+_SINGLE = (
+    (AttributeProto, AttributeProto.T_FIELD_NUMBER),
+    (SparseTensorProto, SparseTensorProto.VALUES_FIELD_NUMBER),
+    (SparseTensorProto, SparseTensorProto.INDICES_FIELD_NUMBER),
+)
 
 
 class _Field(NamedTuple):
@@ -122,7 +128,7 @@ def pieces(message: bytes) -> list[bytes | Gap]:
 def _with_gaps(file: BytesIO, end: int, message: type[Message]) -> list[bytes | Gap]:
     """The fields of such a message up to end, in pieces where there are gaps in them."""
     found: list[bytes | Gap] = []
-    for field in list(_fields(file, end)):
+    for field in _fields(file, end):
         inner = _INNER[message].get(field.number)
         content = _copied(file, field)
         if inner is None or OWN.encode() not in content:
@@ -153,8 +159,12 @@ def _tensor_with_gap(file: BinaryIO, end: int) -> list[bytes | Gap]:
 def _rewritten(file: BinaryIO, end: int, message: type[Message]) -> bytes:
     """Such a message up to end, the large tensors in it rewritten."""
     written = bytearray()
+    seen: set[int] = set()
     for field in _fields(file, end):
         inner = _INNER[message].get(field.number)
+        if field.number in seen and (message, field.number) in _SINGLE:
+            raise ValueError("a tensor in parts")
+        seen.add(field.number)
         if inner is None or field.kind != _BYTES or field.end - field.start < _LARGE:
             written += _copied(file, field)
             continue
