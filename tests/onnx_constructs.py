@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
-from onnx_jobs import normal
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx_jobs import bodies, normal, stored
 from onnx_models import constant, initializer, model
 
 Array = NDArray[Any]
@@ -326,6 +326,26 @@ def einsum() -> Construct:
         outputs=[node.output[0] for node in nodes],
     )  # fmt: skip
     return Construct(made, [feeds], axes)
+
+
+def in_type(construct: Construct, dtype: str) -> Construct:
+    """The same in another float type, its float32 tensors rounded."""
+    made, element = ModelProto(), np.dtype(dtype)
+    made.CopyFrom(construct.made)
+    code = helper.np_dtype_to_tensor_dtype(element)
+    for body in bodies(made):
+        for name, tensor in stored(body).items():
+            if tensor.data_type == FLOAT:
+                rounded = numpy_helper.to_array(tensor).astype(element)
+                tensor.CopyFrom(numpy_helper.from_array(rounded, name))
+        values = (*body.input, *body.output) if isinstance(body, GraphProto) else ()
+        for declared in values:
+            if declared.type.tensor_type.elem_type == FLOAT:
+                declared.type.tensor_type.elem_type = code
+        for attribute in (a for node in body.node for a in node.attribute if a.name == "to"):
+            attribute.i = code if attribute.i == FLOAT else attribute.i
+    feeds = [{name: x.astype(element) for name, x in given.items()} for given in construct.feeds]
+    return replace(construct, made=made, feeds=feeds)
 
 
 CONSTRUCTS: list[Callable[[], Construct]] = [

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import GraphProto, ModelProto, helper, numpy_helper
-from onnx_constructs import CONSTRUCTS, Construct
-from onnx_jobs import bodies, replaced, reseed, same, sound, stored, weights
+from onnx_constructs import CONSTRUCTS, Construct, in_type
+from onnx_jobs import bodies, reference, replaced, reseed, same, sound, stored, weights
 from onnx_models import check, run, save
 
 import qtool
@@ -82,6 +82,35 @@ def test_the_result_computes_with_the_dequantized_weights(
     check_runs(construct, result, values)
     # as sqrt(sum e^2 / sum x^2): the codes are those of the weights
     assert max(row["relative_error"] for row in report["tensors"]) < 0.15
+
+
+# Conv, LSTM and Einsum take no bfloat16.
+NO_BFLOAT16 = ("operators", "recurrent", "einsum")
+
+
+@pytest.mark.parametrize(
+    "options", [OPTIONS["per-channel"], OPTIONS["blocks"]], ids=["int8", "int4"]
+)
+@pytest.mark.parametrize(
+    ("dtype", "make"),
+    [(d, c) for d in ("float16", "bfloat16") for c in CONSTRUCTS
+     if d == "float16" or c.__name__ not in NO_BFLOAT16],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)  # fmt: skip
+def test_16_bit_weights_have_scales_of_their_own_type(
+    dtype: str, make: Any, kind: str, tmp_path: Path
+) -> None:
+    """onnxruntime has no DequantizeLinear of bfloat16 for the CPU: the reference runs it."""
+    reseed()
+    construct = in_type(make(), dtype)
+    result, report = written(construct, tmp_path, **OPTIONS[kind])
+    assert {row["scale_dtype"] for row in report["tensors"]} <= {dtype, "float16"}
+    left_alone = construct.axes.keys() - {row["name"] for row in report["tensors"]}
+    assert left_alone <= {"right"}  # would not get smaller as int8
+    execute = run if dtype == "float16" else reference
+    expected = replaced(construct.made, weights(result))
+    for feeds in construct.feeds:
+        same(execute(result, feeds), execute(expected, feeds))
 
 
 def test_nothing_else_changes(construct: Construct, tmp_path: Path) -> None:
@@ -158,8 +187,18 @@ def test_external_data_serves_every_place(construct: Construct, tmp_path: Path) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("qtool.formats.onnx.writer._SMALLEST", 64)
         inside, _ = written(construct, tmp_path, dtype="int8")
+        result, _ = written(construct, tmp_path, dtype="int8", external_data=True)
+        listing = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
         written(construct, tmp_path, dtype="int8", external_data=True)
-    assert list(tmp_path.glob("q.*.data"))
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == listing.keys()
+    (data,) = tmp_path.glob("q.*.data")
+    assert data.stat().st_size == listing[data.name]
+    places = [{e.key: e.value for e in t.external_data} for body in bodies(result)
+              for t in stored(body).values() if t.external_data]  # fmt: skip
+    assert len(places) >= len(construct.axes) - 1  # one of them is small
+    assert {place["location"] for place in places} == {data.name}
+    assert all(int(place["offset"]) % 4096 == 0 for place in places)
     check_runs(construct, tmp_path / "q.onnx", weights(inside))
     loaded = onnx.load(tmp_path / "q.onnx")
     tensors = [t for body in bodies(loaded) for t in stored(body).values()]
