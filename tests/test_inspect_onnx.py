@@ -304,3 +304,29 @@ def test_codes_that_callers_may_set_or_another_domain_reads_are_no_weights(tmp_p
     made = model(nodes, stored, inputs={"x": (2, 2)}, dtype=TensorProto.INT8,
                  imports=[helper.make_opsetid("other", 1)])  # fmt: skip
     assert inspected(made, tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "attributes"),
+    [
+        ("MatMulNBits", ["x", "c", "s"], {"bits": 0, "K": -5, "N": 3, "block_size": 32}),
+        ("MatMulNBits", ["x", "c", "s"], {"bits": 10**12, "block_size": -1}),
+        ("MatMulNBits", ["x"], {}),
+        ("GatherBlockQuantized", ["c", "x", "s"], {"quantize_axis": 99, "bits": 5}),
+        ("GatherBlockQuantized", ["c"], {"block_size": 2**62}),
+        ("DequantizeLinear", ["c", "s"], {"axis": -9}),
+        ("DequantizeLinear", ["c"], {}),
+        ("MatMulInteger", ["x", "c"], {}),
+        ("ConvInteger", ["x", "s", "", "c"], {}),
+    ],
+)
+def test_damaged_operators_are_described_all_the_same(
+    operator: str, inputs: list[str], attributes: dict[str, int], tmp_path: Path
+) -> None:
+    domain = "com.microsoft" if "Block" in operator or "NBits" in operator else ""
+    node = helper.make_node(operator, inputs, ["y"], domain=domain, **attributes)
+    made = ModelProto(ir_version=10, opset_import=[helper.make_opsetid("", 21), MICROSOFT])
+    made.graph.node.append(node)
+    stored = [initializer("c", np.ones((2, 3, 4)), np.uint8), initializer("s", np.ones((2, 3)))]
+    made.graph.initializer.extend(stored)
+    assert ok("inspect", save(made, tmp_path / "m.onnx"), "--stats").code == 0

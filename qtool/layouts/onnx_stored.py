@@ -122,8 +122,10 @@ class _Parts:
         self._bits = onnx_graph.attribute(node, "bits", 4)
         self._block_size = onnx_graph.attribute(node, "block_size", 0)
         self._stored = self._dtype_of(codes)
-        self._is_packed = node.op_type in ("MatMulNBits", "GatherBlockQuantized") and (
-            self._stored.name == "uint8"
+        self._is_packed = (
+            node.op_type in ("MatMulNBits", "GatherBlockQuantized")
+            and self._stored.name == "uint8"
+            and 1 <= self._bits <= 8
         )
 
     @property
@@ -138,8 +140,7 @@ class _Parts:
         """Of the weight."""
         stored = self._shape_of(self._codes)
         if self._node.op_type == "MatMulNBits":
-            sizes = (onnx_graph.attribute(self._node, name, 0) for name in ("K", "N"))
-            return tuple(sizes)
+            return tuple(max(onnx_graph.attribute(self._node, n, 0), 0) for n in ("K", "N"))
         if self._is_packed and stored:
             return (*stored[:-1], stored[-1] * 8 // self._bits)
         return stored
