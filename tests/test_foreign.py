@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qtool.dtypes import DTYPES
-from qtool.layouts.foreign import recognise
+from qtool.layouts.foreign import find, recognise
+from qtool.layouts.foreign_config import Config
+from qtool.layouts.foreign_table import LAYOUTS
+from qtool.layouts.foreign_weight import quantization
 from qtool.spec import TensorInfo
 
 
@@ -103,3 +109,26 @@ def test_two_tools_in_one_file_are_told_apart() -> None:
     found = recognise([info(name, dtype, 4) for name, dtype in tensors.items()])
     assert found == {"a.weight": "bitsandbytes", "a.SCB": "bitsandbytes",
                      "b.qweight": "GPTQ or AWQ", "b.scales": "GPTQ or AWQ"}  # fmt: skip
+
+
+SHAPES = st.lists(st.integers(0, 9), max_size=4).map(tuple)
+
+
+@given(data=st.data())
+def test_tensors_of_any_shape_are_described(data: st.DataObject) -> None:
+    """Whatever a damaged file holds, there is an answer, and shapes are of whole numbers."""
+    layout = data.draw(st.sampled_from(LAYOUTS))
+    endings = {layout.codes[0]: layout.codes[1], layout.scale[0]: layout.scale[1]}
+    endings |= dict.fromkeys([*layout.needs, layout.zero_point, *layout.extras], ("int32",))
+    infos = [
+        info(f"a{ending}", data.draw(st.sampled_from(sorted(types or ("int8",)))),
+             *data.draw(SHAPES))
+        for ending, types in endings.items() if ending in layout.needs or data.draw(st.booleans())
+        or ending in (layout.codes[0], layout.scale[0])
+    ]  # fmt: skip
+    bits, size = data.draw(st.tuples(*[st.sampled_from([None, 1, 3, 4, 8, 10**9])] * 2))
+    for weight in find(infos, Config(None, bits, size)):
+        shape, how = quantization(weight, lambda name: np.array(data.draw(SHAPES)))
+        assert shape is None or all(type(n) is int and n >= 0 for n in shape)
+        assert how["granularity"] in (None, "per_tensor", "per_axis", "blocked", "tiled")
+        assert {part.name for part in weight.parts} <= {i.name for i in infos}

@@ -21,6 +21,7 @@ from qtool.spec import TensorInfo
 if TYPE_CHECKING:
     from qtool.formats.checkpoint import CheckpointSource
     from qtool.formats.onnx import OnnxSource
+    from qtool.layouts.onnx_stored import StoredWeight
 
 
 def inspect_file(
@@ -42,10 +43,10 @@ def inspect_file(
         uses = _uses(source)
         found = [] if described.tensors or uses else foreign_rows.find(source)
         rows, weights = _rows(source, readable, described, found)
-        for row in rows:
-            row["quantization"] = row["quantization"] or uses.get(row["name"])
+        stored = _add_operators(source, rows, uses)
         if stats:
             _add_stats(source, readable, rows, weights, described, progress or Silent())
+            _add_scale_faults(source, rows, stored)
         result = {
             "command": "inspect",
             "name": str(src),
@@ -61,6 +62,48 @@ def inspect_file(
             },
         }
         return result | _special(source, uses)
+
+
+def _add_operators(
+    source: Source, rows: list[dict[str, Any]], uses: dict[str, dict[str, Any]]
+) -> dict[str, StoredWeight]:
+    """Say of an ONNX model's tensors what operators make of them; the weights among them."""
+    if source.container != "onnx":
+        return {}
+    from qtool.layouts.onnx_stored import StoredWeights
+
+    stored = StoredWeights(cast("OnnxSource", source)).found
+    for row in rows:
+        row["quantization"] = uses.get(row["name"])
+        if (weight := stored.get(row["name"])) is not None:
+            row["shape"], row["dtype"] = list(weight.shape), weight.dtype.name
+            row["quantization"] = _how(weight, row["quantization"] or {})
+    return stored
+
+
+def _how(weight: StoredWeight, use: dict[str, Any]) -> dict[str, Any]:
+    """How a weight of an ONNX model is quantized; use: what its operator alone tells."""
+    how = weight.to_json()
+    if use.get("global_scale"):
+        how["equation"] = how["equation"].replace("scale", "(scale * global_scale)")
+    return use | {key: value for key, value in how.items() if value is not None or key not in use}
+
+
+def _add_scale_faults(
+    source: Source, rows: list[dict[str, Any]], stored: dict[str, StoredWeight]
+) -> None:
+    """What is wrong with the scales and codes that an ONNX model's operators read."""
+    for row in rows:
+        weight = stored.get(row["name"])
+        if weight is None:
+            continue
+        how = row["quantization"]
+        if weight.scale and weight.scale_dtype is not None:
+            scale = source.read(weight.scale)
+            how["scales"] = faults.scale_figures(scale, weight.scale_dtype)
+            how["problems"] += faults.scale_faults(how["scales"], scale.size)
+        if weight.dtype.bits <= 8:  # a bias in int32 may well be zero
+            how["problems"] += faults.code_faults(source.read(weight.label))
 
 
 def _special(source: Source, uses: dict[str, dict[str, Any]]) -> dict[str, Any]:

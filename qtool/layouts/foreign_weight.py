@@ -74,10 +74,11 @@ def _bits(weight: ForeignWeight, shape: Shape | None) -> int | None:
         return known.bits if known else _BITS.get(layout.dtype)
     width = codes.dtype.bits
     if shape is not None:  # a row ends with a word that may not be full
-        return next((b for b in range(1, 9) if -(-shape[-1] * b // width) == codes.shape[-1]), None)
-    if layout.transposed and zero is not None:
-        return _quotient(zero.shape[-1] * width, scale.shape[-1])
-    if zero is not None:
+        words = codes.shape[-1] if codes.shape else 0
+        return next((b for b in range(1, 9) if -(-shape[-1] * b // width) == words), None)
+    if zero is not None and min(len(part.shape) for part in (zero, codes, scale)) == 2:
+        if layout.transposed:
+            return _quotient(zero.shape[1] * width, scale.shape[1])
         return _quotient(zero.shape[0] * width, codes.shape[0])
     return weight.candidate.config.of(weight.candidate.base)[0]
 

@@ -1,42 +1,20 @@
-"""Float products again from integer ones: the chain of onnx_dynamic.py, whoever wrote it.
-
-    Cast(MatMulInteger(x_q, w_q, x_z, w_z)) * (x_s * w_s), x_q, x_s, x_z = DynamicQuantizeLinear(x)
-
-becomes MatMul(x, w), w = DequantizeLinear(w_q, w_s, w_z); ConvInteger likewise becomes Conv. The
-weights are what they were; activations are no longer rounded to 8 bits.
+"""Float products again from integer ones, see onnx_chains.py: MatMul(x, w) with
+w = DequantizeLinear(w_q, w_s, w_z), or Conv. The weights are what they were; activations are no
+longer rounded to 8 bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
-from typing import TypeGuard
 
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, helper
 
 from qtool.formats.onnx import graph as onnx_graph
 from qtool.formats.onnx.bodies import Body, Place, bodies
-from qtool.formats.onnx.graph import STANDARD, Names
-from qtool.spec import Shape
+from qtool.formats.onnx.graph import Names
+from qtool.layouts.onnx_chains import Chain, Chains, Weight
 
 _FLOAT = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
-
-_Weight = tuple[Place, Place, Place | None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Chain:
-    """An integer product: what it computes, and the nodes that compute it but for the last one.
-
-    x: the tensor that is quantized. transpose: the node that transposes its codes, or None.
-    weight: the codes, the scale and the zero point, None for none.
-    """
-
-    x: str
-    transpose: NodeProto | None
-    integer: NodeProto
-    weight: _Weight
-    nodes: tuple[NodeProto, ...]
 
 
 class FloatProducts:
@@ -50,17 +28,11 @@ class FloatProducts:
     def __init__(self, model: ModelProto, fixed: Set[Place], names: Names) -> None:
         self._names = names
         self._bodies = bodies(model)
-        self._fixed = fixed
-        self._makers: dict[Place | None, NodeProto] = {
-            Place(body.number, name): node
-            for body in self._bodies
-            for node in body.proto.node
-            for name in node.output
-        }
-        self._weights: dict[_Weight, NodeProto] = {}
+        self._chains = Chains(self._bodies, fixed)
+        self._weights: dict[Weight, NodeProto] = {}
         self._unused: list[NodeProto] = []
         found = [
-            (body, [(node, self._chain(node, body)) for node in body.proto.node])
+            (body, [(node, self._chains.of(node, body)) for node in body.proto.node])
             for body in self._bodies
         ]
         for body, chains in found:
@@ -70,7 +42,7 @@ class FloatProducts:
         while self._unused and self._remove_unused(model):
             pass
 
-    def _replace(self, body: Body, chains: Sequence[tuple[NodeProto, _Chain | None]]) -> None:
+    def _replace(self, body: Body, chains: Sequence[tuple[NodeProto, Chain | None]]) -> None:
         nodes, index = body.proto.node, 0
         for node, chain in chains:
             if chain is None:
@@ -82,7 +54,7 @@ class FloatProducts:
                 nodes.insert(index, new)
                 index += 1
 
-    def _floats(self, chain: _Chain, output: str) -> Iterator[NodeProto]:
+    def _floats(self, chain: Chain, output: str) -> Iterator[NodeProto]:
         """The nodes of the float product."""
         x = chain.x
         if chain.transpose is not None:
@@ -99,13 +71,13 @@ class FloatProducts:
         node.attribute.extend(chain.integer.attribute)
         yield node
 
-    def _weight(self, chain: _Chain) -> str:
+    def _weight(self, chain: Chain) -> str:
         """The name of the dequantized weight."""
         if chain.weight not in self._weights:
             codes = chain.weight[0]
             name = self._names.fresh(codes.name.removesuffix("_quantized"))
             is_matrix = chain.integer.op_type == "MatMulInteger"
-            axis = len(self._tensor(codes).dims) - 1 if is_matrix else 0
+            axis = len(self._chains.tensor(codes).dims) - 1 if is_matrix else 0
             inputs = [part.name for part in chain.weight if part]
             self._weights[chain.weight] = helper.make_node(
                 "DequantizeLinear", inputs, [name], self._names.fresh(f"{name}_DequantizeLinear"),
@@ -125,81 +97,7 @@ class FloatProducts:
                     del nodes[index]
         return bool(unused)
 
-    def _tensor(self, place: Place) -> TensorProto:
-        return self._bodies[place.body].stored[place.name]
 
-    def _maker(self, name: str, body: Body) -> NodeProto | None:
-        return self._makers.get(body.place(name))
-
-    def _chain(self, node: NodeProto, body: Body) -> _Chain | None:
-        """The integer product that a node completes, if there is one."""
-        if not _is(node, "Mul"):
-            return None
-        for product, scale in (node.input, reversed(node.input)):
-            cast, scales = self._maker(product, body), self._maker(scale, body)
-            if not (_is(cast, "Cast") and _is(scales, "Mul")):
-                continue
-            integer = self._maker(cast.input[0], body)
-            if _is(integer, *_FLOAT) and onnx_graph.attribute(cast, "to", 0) == TensorProto.FLOAT:
-                return self._product(integer, (cast, integer, scales), body)
-        return None
-
-    def _product(
-        self, integer: NodeProto, nodes: tuple[NodeProto, ...], body: Body
-    ) -> _Chain | None:
-        """The chain that ends in those nodes, if it begins with DynamicQuantizeLinear."""
-        codes, weight, zero_point, weight_zero_point = (*integer.input, "", "")[:4]
-        transpose = self._maker(codes, body)
-        if _is(transpose, "Transpose"):
-            codes, nodes = transpose.input[0], (*nodes, transpose)
-        else:
-            transpose = None
-        dynamic = self._maker(codes, body)
-        scales = list(nodes[2].input)
-        if not _is(dynamic, "DynamicQuantizeLinear") or dynamic.output[1] not in scales:
-            return None
-        scales.remove(dynamic.output[1])
-        places = [body.place(name) for name in (weight, scales[0], weight_zero_point)]
-        stored, scale, zero = (place if place in self._fixed else None for place in places)
-        if stored is None or scale is None:
-            return None
-        tensors = self._tensor(stored), self._tensor(scale), self._tensor(zero) if zero else None
-        is_dynamic = [codes, zero_point] == [dynamic.output[0], dynamic.output[2]]
-        if not is_dynamic or not _fits(integer, *tensors):
-            return None
-        weight = (stored, scale, zero)
-        return _Chain(dynamic.input[0], transpose, integer, weight, (*nodes, dynamic))
-
-
-def _innermost(weight: _Weight) -> int:
+def _innermost(weight: Weight) -> int:
     """The number of the body that sees all parts of a weight."""
     return max(part.body for part in weight if part)
-
-
-def _fits(
-    integer: NodeProto,
-    codes: TensorProto,
-    scale: TensorProto,
-    zero_point: TensorProto | None,
-) -> bool:
-    """Whether a weight in such parts is what DequantizeLinear gives along one axis."""
-    if scale.data_type != TensorProto.FLOAT:
-        return False
-    if len(integer.input) > 3 and integer.input[3] and zero_point is None:
-        return False
-    rank = len(codes.dims)
-    if rank < 2:
-        return False
-    singles: list[Shape] = [(), (1,)]
-    if integer.op_type == "MatMulInteger":
-        channels: Shape = (codes.dims[-1],)
-    else:
-        channels = (codes.dims[0], *(1 for _ in codes.dims[2:]))
-    shape = tuple(scale.dims)
-    if zero_point is not None and tuple(zero_point.dims) not in [*singles, shape]:
-        return False
-    return shape in [*singles, channels]
-
-
-def _is(node: NodeProto | None, *operators: str) -> TypeGuard[NodeProto]:
-    return node is not None and node.op_type in operators and node.domain in STANDARD

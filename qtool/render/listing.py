@@ -70,14 +70,15 @@ def _operators(uses: Sequence[dict[str, Any]]) -> Iterator[str]:
     """One line per operator and way of quantizing."""
     kinds = Counter((use["operator"], kind(use)) for use in uses)
     for (operator, how), count in kinds.most_common():
-        yield f"{count} {operator}: {how}"
+        yield f"{count} {operator}" + ("" if how == "?" else f": {how}")
 
 
 def _layouts(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """One line per layout of other tools and way of quantizing, then one per problem."""
     weights = [(row["name"], row["quantization"]) for row in rows if row["quantization"]]
     kinds = Counter(
-        f"{how['layout']}: {kind(how)}, {how['scale_dtype']} scales"
+        f"{how['layout']}: {kind(how)}"
+        + (f", {how['scale_dtype']} scales" if how["scale_dtype"] else "")
         + (f", {how['equation']}" if how["equation"] else "")
         for _, how in weights
         if "equation" in how
