@@ -17,11 +17,15 @@ import safetensors.numpy
 from fetch import fetch
 from onnx import ModelProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from onnx_jobs import bodies
+from onnx_jobs import bodies, reference, sound
+from onnx_jobs import replaced as with_weights
+from onnx_jobs import weights as dequantized_weights
 from onnx_models import run
+from onnx_raised import raised
 from recompute import Array, Part, Weight, Written, counts, means, nodes, part, read, stored
 
 import qtool
+from qtool.formats.onnx.opset import opset_of
 
 pytestmark = pytest.mark.network
 
@@ -287,6 +291,27 @@ def test_each_branch_computes_with_its_own_weights(tmp_path: Path) -> None:
     expected = run(replaced(work), feeds)
     check_outputs(run(work.quantized, feeds), expected)
     check_outputs(run(work.back, feeds), expected)
+
+
+@pytest.mark.parametrize("preset", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("published", ONNX, ids=name_of, scope="function")
+def test_float4_in_blocks_is_what_its_two_scales_say(
+    published: tuple[str, str], preset: str, tmp_path: Path
+) -> None:
+    """onnxruntime has no float4e2m1: the reference runs the result, onnxruntime what it gives."""
+    source, result, back = fetch(*published), tmp_path / "q.onnx", tmp_path / "b.onnx"
+    qtool.quantize_file(source, result, preset=preset)
+    made = sound(result)
+    values = dequantized_weights(made)
+    expected, feeds = with_weights(onnx.load(source), values), ONNX[published]
+    names = [node.output[0] for node in nodes(made.graph) if node.op_type == "DequantizeLinear"]
+    assert len(names) == len(values) * (2 if preset == "nvfp4" else 1)
+    # both in the new opset: the reference's old Softmax is not what it was
+    check_outputs(reference(made, feeds), reference(raised(expected, opset_of(made)), feeds))
+    dtype = "float16" if source.name == FLOAT16 else "float32"
+    qtool.dequantize_file(result, back, dtype=dtype)
+    tolerance = TOLERANCE.get(source.name, 0.0)
+    check_outputs(run(sound(back), feeds), run(expected, feeds), tolerance)
 
 
 UNRAISED = [model for model in ONNX if model[0] in (SILERO, STYLE)]

@@ -88,9 +88,7 @@ def test_the_result_computes_with_the_dequantized_weights(
 NO_BFLOAT16 = ("operators", "recurrent", "einsum")
 
 
-@pytest.mark.parametrize(
-    "options", [OPTIONS["per-channel"], OPTIONS["blocks"]], ids=["int8", "int4"]
-)
+@pytest.mark.parametrize("kind", ["per-channel", "blocks"])
 @pytest.mark.parametrize(
     ("dtype", "make"),
     [(d, c) for d in ("float16", "bfloat16") for c in CONSTRUCTS
