@@ -84,13 +84,8 @@ def test_it_is_given_every_matrix_that_it_can_read_and_no_other(
     assert set(modules(written, "weight_scale")) == readable
     alone = {name for name in source if name.removesuffix(".weight") not in readable}
     assert {name for name in alone if not same(written[name], source[name])} == set()
-    ignored = {name.removesuffix(".weight") for name in alone if not is_dense(name)}
-    assert set(config(folder)["quantization_config"]["ignore"]) == ignored | {"lm_head"}
-
-
-def is_dense(name: str) -> bool:
-    """Whether a tensor belongs to a module that is no Linear."""
-    return "norm" in name or "embed_tokens" in name
+    matrices = {name.removesuffix(".weight") for name in alone if source[name].ndim == 2}
+    assert set(config(folder)["quantization_config"]["ignore"]) == matrices | {"lm_head"}
 
 
 @MODELS
@@ -155,5 +150,4 @@ def test_matrices_that_a_runtime_fuses_share_a_global_scale_across_shards(
             assert len(scales) == 1, names
             crossing += len({shards[f"{name}.weight_packed"] for name in names}) > 1
     assert crossing == 1
-    others = {parts["weight_global_scale"].item() for parts in held.values()}
-    assert len(others) == LAYERS * 4
+    assert len({parts["weight_global_scale"].item() for parts in held.values()}) > 1
