@@ -17,20 +17,21 @@ from transformers import AutoConfig, CompressedTensorsConfig
 
 pytestmark = pytest.mark.interop
 
-GROUPED = ["w4a16", "w4a16-asym", "fp8-block", "nvfp4", "mxfp4", "mxfp8"]
-PRESETS = ["int8", "w8a16", "fp8", *GROUPED]
 # format, and the weights' num_bits, type, strategy and symmetric
 SCHEMES = {
+    "int2": ("pack-quantized", 2, "int", "group", False),
     "int8": ("int-quantized", 8, "int", "channel", True),
-    "w8a16": ("pack-quantized", 8, "int", None, True),
+    "w8a16": ("pack-quantized", 8, "int", "group", True),
     "w4a16": ("pack-quantized", 4, "int", "group", True),
     "w4a16-asym": ("pack-quantized", 4, "int", "group", False),
     "fp8": ("float-quantized", 8, "float", "channel", True),
     "fp8-block": ("float-quantized", 8, "float", "block", True),
     "nvfp4": ("nvfp4-pack-quantized", 4, "float", "tensor_group", True),
     "mxfp4": ("mxfp4-pack-quantized", 4, "float", "group", True),
+    "mxfp6-e2m3": ("mxfp6-pack-quantized", 6, "float", "group", True),
     "mxfp8": ("mxfp8-quantized", 8, "float", "group", True),
 }
+PRESETS = list(SCHEMES)
 MODELS = pytest.mark.parametrize("model", [EVEN, RAGGED, TIED], ids=lambda m: m.name)
 
 
@@ -121,7 +122,7 @@ def test_its_configuration_says_the_scheme(preset: str, folders: Folders) -> Non
     )
     assert (written["format"], group["format"], group["targets"]) == (form, form, ["Linear"])
     assert (weights["num_bits"], weights["type"], weights["symmetric"]) == (bits, kind, symmetric)
-    assert weights["strategy"] in ((strategy,) if strategy else ("group", "channel"))
+    assert weights["strategy"] == strategy
 
 
 @MODELS
