@@ -19,3 +19,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     return Folders(tmp_path_factory.mktemp("folders"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """The models are tiny, and test processes share the cores."""
+    import torch
+
+    torch.set_num_threads(1)

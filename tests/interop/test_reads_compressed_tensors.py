@@ -17,20 +17,21 @@ from transformers import AutoConfig, CompressedTensorsConfig
 
 pytestmark = pytest.mark.interop
 
-GROUPED = ["w4a16", "w4a16-asym", "fp8-block", "nvfp4", "mxfp4", "mxfp8"]
-PRESETS = ["int8", "w8a16", "fp8", *GROUPED]
 # format, and the weights' num_bits, type, strategy and symmetric
 SCHEMES = {
+    "int2": ("pack-quantized", 2, "int", "group", False),
     "int8": ("int-quantized", 8, "int", "channel", True),
-    "w8a16": ("pack-quantized", 8, "int", None, True),
+    "w8a16": ("pack-quantized", 8, "int", "group", True),
     "w4a16": ("pack-quantized", 4, "int", "group", True),
     "w4a16-asym": ("pack-quantized", 4, "int", "group", False),
     "fp8": ("float-quantized", 8, "float", "channel", True),
     "fp8-block": ("float-quantized", 8, "float", "block", True),
     "nvfp4": ("nvfp4-pack-quantized", 4, "float", "tensor_group", True),
     "mxfp4": ("mxfp4-pack-quantized", 4, "float", "group", True),
+    "mxfp6-e2m3": ("mxfp6-pack-quantized", 6, "float", "group", True),
     "mxfp8": ("mxfp8-quantized", 8, "float", "group", True),
 }
+PRESETS = list(SCHEMES)
 MODELS = pytest.mark.parametrize("model", [EVEN, RAGGED, TIED], ids=lambda m: m.name)
 
 
@@ -84,13 +85,8 @@ def test_it_is_given_every_matrix_that_it_can_read_and_no_other(
     assert set(modules(written, "weight_scale")) == readable
     alone = {name for name in source if name.removesuffix(".weight") not in readable}
     assert {name for name in alone if not same(written[name], source[name])} == set()
-    ignored = {name.removesuffix(".weight") for name in alone if not is_dense(name)}
-    assert set(config(folder)["quantization_config"]["ignore"]) == ignored | {"lm_head"}
-
-
-def is_dense(name: str) -> bool:
-    """Whether a tensor belongs to a module that is no Linear."""
-    return "norm" in name or "embed_tokens" in name
+    matrices = {name.removesuffix(".weight") for name in alone if source[name].ndim == 2}
+    assert set(config(folder)["quantization_config"]["ignore"]) == matrices | {"lm_head"}
 
 
 @MODELS
@@ -126,7 +122,7 @@ def test_its_configuration_says_the_scheme(preset: str, folders: Folders) -> Non
     )
     assert (written["format"], group["format"], group["targets"]) == (form, form, ["Linear"])
     assert (weights["num_bits"], weights["type"], weights["symmetric"]) == (bits, kind, symmetric)
-    assert weights["strategy"] in ((strategy,) if strategy else ("group", "channel"))
+    assert weights["strategy"] == strategy
 
 
 @MODELS
@@ -155,5 +151,4 @@ def test_matrices_that_a_runtime_fuses_share_a_global_scale_across_shards(
             assert len(scales) == 1, names
             crossing += len({shards[f"{name}.weight_packed"] for name in names}) > 1
     assert crossing == 1
-    others = {parts["weight_global_scale"].item() for parts in held.values()}
-    assert len(others) == LAYERS * 4
+    assert len({parts["weight_global_scale"].item() for parts in held.values()}) > 1

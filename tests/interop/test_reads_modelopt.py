@@ -105,3 +105,4 @@ def test_matrices_that_a_runtime_fuses_share_a_second_scale(folders: Folders) ->
         for parts in FUSED:
             names = [f"model.layers.{layer}.{part}" for part in parts]
             assert len({held[name]["weight_scale_2"].item() for name in names}) == 1, names
+    assert len({parts["weight_scale_2"].item() for parts in held.values()}) > 1

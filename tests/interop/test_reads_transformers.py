@@ -14,10 +14,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 pytestmark = pytest.mark.interop
 
-# from_pretrained of transformers 5.24 expects the zero points of w4a16-asym unpacked, also in
-# folders that compressed-tensors writes; with dequantize it takes them
-PRESETS = ["int8", "w8a16", "w4a16", "fp8", "fp8-block", "nvfp4", "mxfp4", "mxfp8"]
-WEIGHTS_ONLY = ["w8a16", "w4a16", "nvfp4", "mxfp4", "mxfp8"]
+WEIGHTS_ONLY = ["w8a16", "w4a16", "nvfp4", "mxfp4", "mxfp6-e2m3", "mxfp8"]
+PRESETS = ["int8", "fp8", "fp8-block", *WEIGHTS_ONLY]
+# from_pretrained of transformers 5.24 expects packed zero points unpacked, also in folders that
+# compressed-tensors writes; with dequantize it takes them
+ASYMMETRIC = ["w4a16-asym", "int2"]
 MODELS = pytest.mark.parametrize("model", [EVEN, RAGGED, TIED], ids=lambda m: m.name)
 TOKENS = torch.arange(1, 49).reshape(2, 24)
 
@@ -44,7 +45,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 @MODELS
-@pytest.mark.parametrize("preset", [*PRESETS, "w4a16-asym"])
+@pytest.mark.parametrize("preset", [*PRESETS, *ASYMMETRIC])
 def test_a_folder_loaded_dequantized_is_the_model_of_dequantize(
     preset: str, model: Llama, folders: Folders
 ) -> None:

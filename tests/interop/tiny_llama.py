@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,9 +63,9 @@ class Llama:
         )
         model = LlamaForCausalLM(config).to(torch.bfloat16)
         with torch.no_grad():
-            for size, (name, _) in enumerate(self.linears.items(), 1):
+            for i, name in enumerate(self.linears):
                 weight = model.get_submodule(name).weight
-                weight *= math.sqrt(size)  # the parts of a fused matrix have different ranges
+                weight *= 4 ** (i % 7 % 3)  # the parts of a fused matrix have different ranges
                 weight[1] = 0
                 weight[2, :128] = 0
                 weight[3, 5] = -16 * weight.abs().max()
