@@ -293,6 +293,25 @@ def test_each_branch_computes_with_its_own_weights(tmp_path: Path) -> None:
     check_outputs(run(work.back, feeds), expected)
 
 
+def test_dynamic_reaches_the_branches_of_a_model(tmp_path: Path) -> None:
+    """As codes of DequantizeLinear, and with --graph as factors of integer products."""
+    source = fetch(SILERO, "silero_vad/data/silero_vad.onnx")
+    target, integer, back = (tmp_path / f"{name}.onnx" for name in "tib")
+    feeds = {"input": SOUND, "state": STATE, "sr": RATE}
+    report = qtool.dynamic_file(source, target)
+    weights = dequantized_weights(sound(target))
+    assert len(weights) == len(report["tensors"]) > 16
+    check_outputs(run(target, feeds), run(with_weights(onnx.load(source), weights), feeds))
+    report = qtool.dynamic_file(source, integer, graph=True)
+    assert len(report["tensors"]) == 12  # all but those of two LSTMs
+    for output, wanted in zip(run(sound(integer), feeds), run(source, feeds), strict=True):
+        np.testing.assert_allclose(output, wanted, rtol=0, atol=0.05)
+    qtool.dequantize_file(integer, back)
+    assert not {node.op_type for node in nodes(sound(back).graph)} & {"ConvInteger"}
+    for output, wanted in zip(run(back, feeds), run(source, feeds), strict=True):
+        np.testing.assert_allclose(output, wanted, rtol=0, atol=0.05)
+
+
 @pytest.mark.parametrize("preset", ["nvfp4", "mxfp4"])
 @pytest.mark.parametrize("published", ONNX, ids=name_of, scope="function")
 def test_float4_in_blocks_is_what_its_two_scales_say(

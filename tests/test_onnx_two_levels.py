@@ -166,10 +166,11 @@ def test_scales_that_something_else_reads_stay(tmp_path: Path) -> None:
 def test_inspect_tells_both_levels(tmp_path: Path) -> None:
     quantized(matmul(normal(64, 48)), tmp_path, preset="nvfp4")
     rows = {row["name"]: row for row in inspect_file(tmp_path / "q.onnx")["tensors"]}
-    assert rows["w_quantized"]["quantization"] == {
+    assert rows["w_quantized"]["quantization"].items() >= {
         "operator": "DequantizeLinear", "dtype": "float4e2m1", "granularity": "blocked",
         "axis": 0, "block_size": 16, "scale_dtype": "float8e4m3fn", "global_scale": True,
-    }  # fmt: skip
+        "equation": "code * (scale * global_scale)",
+    }.items()  # fmt: skip
     scale = rows["w_scale_quantized"]["quantization"]
     assert (scale["granularity"], scale["global_scale"]) == ("per_tensor", False)
     assert [use.tensor for use in uses(sound(tmp_path / "q.onnx"))] == [
