@@ -240,7 +240,7 @@ def laid_out_anew() -> Construct:
         make("MatMul", ["f", "one_s"], ["g"]),
         make("Unsqueeze", ["two", "zero"], ["two_u"]),
         make("MatMul", ["g", "two_u"], ["h"]),
-        make("Reshape", ["split", "split_shape"], ["split_r"], allowzero=0),
+        make("Reshape", ["split", "split_shape"], ["split_r"]),
         make("MatMul", ["h", "split_r"], ["y"]),
     ]
     stored = [

@@ -111,6 +111,41 @@ def test_16_bit_weights_have_scales_of_their_own_type(
         same(execute(result, feeds), execute(expected, feeds))
 
 
+@pytest.mark.parametrize(("dtype", "opset"), [("int8", 13), ("int4", 21), ("uint2", 25)])
+@pytest.mark.parametrize("make", CONSTRUCTS, ids=lambda make: make.__name__)
+def test_every_place_is_raised_to_the_opset_that_the_type_needs(
+    make: Any, dtype: str, opset: int, tmp_path: Path
+) -> None:
+    reseed()
+    construct: Construct = make()
+    made, before = construct.made, 18 if make.__name__ == "operators" else 13  # ReduceMean's axes
+    for entry in (*made.opset_import, *(e for f in made.functions for e in f.opset_import)):
+        entry.version = before if entry.domain == "" else entry.version
+    made.ir_version = 8
+    result, _ = written(construct, tmp_path, dtype=dtype, axis=-1)
+    imports = [entry for f in result.functions for entry in f.opset_import]
+    versions = {e.version for e in (*result.opset_import, *imports) if e.domain == ""}
+    first = 19 if make.__name__ == "laid_out_anew" else before  # for scales in float16
+    assert versions == {max(opset, first)}
+    assert result.ir_version == {13: 8, 18: 8, 19: 9, 21: 10, 25: 13}[max(opset, first)]
+    check_runs(construct, result, weights(result))
+
+
+def test_patterns_match_labels(tmp_path: Path) -> None:
+    reseed()
+    construct = CONSTRUCTS[0]()
+    labels = {"/a/If.else_branch/w", "/a/If.then_branch/w"}
+    for options, chosen in (
+        ({"exclude": ["*then*"]}, {"/a/If.else_branch/w"}),
+        ({"include": ["re:then_branch/w$"]}, {"/a/If.then_branch/w"}),
+        ({"include": ["*/w"]}, labels),
+    ):
+        result, report = written(construct, tmp_path, dtype="int8", **options)
+        assert {row["name"] for row in report["tensors"]} == chosen
+        assert labels <= {row["name"] for row in (*report["tensors"], *report["skipped"])}
+        check_runs(construct, result, weights(result))
+
+
 def test_nothing_else_changes(construct: Construct, tmp_path: Path) -> None:
     result, _ = written(construct, tmp_path, dtype="int4", block_size=8)
     touched = weights(result)
