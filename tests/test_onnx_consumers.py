@@ -136,6 +136,27 @@ def test_the_axes_come_from_the_consumers(
     assert (info.output_axis, info.reduced_axis) == axes
 
 
+def test_the_search_for_axes_takes_no_way_twice(tmp_path: Path) -> None:
+    """Functions of which each calls the next one twice: a thousand million ways to the last."""
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+    functions = []
+    for level in range(30):
+        calls = [
+            helper.make_node(f"F{level + 1}", ["a", "b"], [f"y{side}"], domain="own")
+            for side in range(2)
+        ]
+        last = [helper.make_node("MatMul", ["a", "b"], ["y0"])]
+        nodes = calls if level < 29 else last
+        functions.append(
+            helper.make_function("own", f"F{level}", ["a", "b"], ["y0"], nodes, imports)
+        )
+    node = helper.make_node("F0", ["x", "w"], ["y"], domain="own")
+    graph = helper.make_graph([node], "g", [], [], [initializer("w", np.ones((2, 3)))])
+    made = helper.make_model(graph, functions=functions)
+    (info,) = OnnxSource(save(made, tmp_path / "m.onnx")).infos()
+    assert (info.output_axis, info.reduced_axis) == (1, 0)
+
+
 def test_a_consumer_in_a_nested_graph_counts_unless_the_name_is_its_own(tmp_path: Path) -> None:
     def body(*own: TensorProto) -> Any:
         return helper.make_graph([make("Conv", "x", "w")], "b", [], [], own)

@@ -14,10 +14,14 @@ from qtool.formats.onnx.axes import Axes
 from qtool.formats.onnx.bodies import Body, Place
 from qtool.spec import Shape
 
-# How many nodes in a row axes() looks through; a bound, because a broken graph may have cycles.
-_LOOK_THROUGH = 6
+# How many nodes in a row axes() looks through.
+_LOOK_THROUGH = 32
 # Tensors of more elements are no shapes.
 _LARGE = 64
+
+# What has been found for a tensor of that shape; None where the search is still under way, as in
+# the circles of a broken graph.
+_Known = dict[tuple[Place, Shape], Axes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +67,32 @@ class Consumers:
         Where no two agree, the first one decides. Nodes that lay the tensor out anew are looked
         through, as are the calls of functions and the branches that give it.
         """
-        return self._elect(place, shape, _LOOK_THROUGH)
+        return self._elect(place, shape, _LOOK_THROUGH, {})
 
-    def _elect(self, place: Place, shape: Shape, depth: int) -> Axes | None:
-        votes = [self._vote(use, shape, depth) for use in self.of(place)]
-        if depth:
-            votes += [self._elect(p, shape, depth - 1) for p in self._given.get(place, [])]
-        known = [axes for axes in votes if axes is not None]
-        return max(known, key=known.count) if known else None
+    def _elect(self, place: Place, shape: Shape, depth: int, known: _Known) -> Axes | None:
+        if depth < 0 or (place, shape) in known:
+            return known.get((place, shape))
+        known[place, shape] = None
+        votes = [self._vote(use, shape, depth, known) for use in self.of(place)]
+        votes += [self._elect(p, shape, depth - 1, known) for p in self._given.get(place, [])]
+        valid = [axes for axes in votes if axes is not None]
+        known[place, shape] = max(valid, key=valid.count) if valid else None
+        return known[place, shape]
 
-    def _vote(self, use: Use, shape: Shape, depth: int) -> Axes | None:
+    def _vote(self, use: Use, shape: Shape, depth: int, known: _Known) -> Axes | None:
         node, index, body = use.node, use.index, use.body
         function = self._functions.get((node.domain, node.op_type, node.overload))
         if function is not None:
             inside = [Place(function.number, name) for name in function.inputs[index : index + 1]]
-            return self._elect(inside[0], shape, depth - 1) if depth and inside else None
+            return self._elect(inside[0], shape, depth - 1, known) if inside else None
         moved = onnx_axes.moved(node, shape, lambda name: self._integers(name, body))
         if moved is None or index:
             return onnx_axes.operator_axes(node, index, shape)
-        if not depth or not node.output:
+        if not node.output:
             return None
         new, origins = moved
         result = Place(body.number, node.output[0])
-        return onnx_axes.before(self._elect(result, new, depth - 1), origins)
+        return onnx_axes.before(self._elect(result, new, depth - 1, known), origins)
 
     def _collect(self, body: Body) -> None:
         for node in body.proto.node:
