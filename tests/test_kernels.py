@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import qtool
-from qtool import ops
+from qtool import engine, ops
 from qtool.dtypes import DTYPES, TARGETS, resolve
 from qtool.engine import (
     can_restore,
@@ -34,8 +34,18 @@ from qtool.errors import SpecError, TensorError
 from qtool.kernels.tensor import TileQuantizer, TileRestorer, grid
 from qtool.packing import pack as packing_pack
 from qtool.pool import in_order
-from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec, Shape, reader_of
-from qtool.tensor import Codes, QuantizedTensor, dequantize
+from qtool.spec import (
+    Blocked,
+    Granularity,
+    OnnxGranularity,
+    PerAxis,
+    PerTensor,
+    QuantSpec,
+    Shape,
+    Tiled,
+    reader_of,
+)
+from qtool.tensor import Codes, QuantizedTensor
 
 Array = NDArray[Any]
 
@@ -46,19 +56,26 @@ OPTIONS: list[dict[str, Any]] = [
     {"symmetric": False},
     {"narrow_range": True},
     {"scale_dtype": "float8e4m3fn"},
+    {"scale_dtype": "float8e4m3fn", "global_scale": True},
     {"scale_dtype": "float8e8m0"},
+    {"scale_dtype": "float8e8m0", "symmetric": True, "mx_rule": "even"},
     {"scale_dtype": "bfloat16", "symmetric": True},
     {"semantics": "onednn"},
     {"semantics": "dynamic"},
 ]
 
 
-def granularities(shape: Shape) -> list[Granularity]:
+def onnx_granularities(shape: Shape) -> list[OnnxGranularity]:
     middle = len(shape) // 2
     return [
         PerTensor(), PerAxis(0), PerAxis(-1), PerAxis(middle), Blocked(-1, 32), Blocked(0, 3),
         Blocked(middle, 2), Blocked(-1, 5000),
     ]  # fmt: skip
+
+
+def granularities(shape: Shape) -> list[Granularity]:
+    tiles = [(128, 128), (3, 32), (1, 5000), (5000, 1)] if len(shape) > 1 else []
+    return [*onnx_granularities(shape), *map(Tiled, tiles)]
 
 
 def values(shape: Shape, dtype: Any, seed: int, *, nonfinite: bool) -> Array:
@@ -120,6 +137,104 @@ def test_streaming_equals_the_plain_path(target: str) -> None:
             possible = list(specs(shape, target, "allow" if nonfinite else "error"))
             spec = possible[(number * 7) % len(possible)]
             check_same(values(shape, source, number, nonfinite=nonfinite), spec, jobs)
+
+
+@st.composite
+def tiled(draw: st.DrawFn) -> tuple[Shape, Tiled]:
+    """A shape of rank 2 and more of up to some ten thousand elements, and tiles of any shape."""
+    sides = draw(st.sampled_from([(200, 200), (1, 20000), (20000, 1), (40, 700)]))
+    matrix = tuple(draw(st.integers(1, side)) for side in sides)
+    before = draw(st.sampled_from([(), (), (1,), (3,), (2, 3)])) if matrix[0] <= 40 else ()
+    rows, columns = (
+        draw(st.one_of(st.integers(1, side + 3), st.just(128), st.integers(1, 9)))
+        for side in matrix
+    )
+    return (*before, *matrix), Tiled((rows, columns))
+
+
+@given(
+    case=tiled(),
+    target=st.sampled_from([d.name for d in TARGETS]),
+    options=st.sampled_from(
+        [o for o in OPTIONS if o.get("semantics", "onnx") == "onnx" and "narrow_range" not in o]
+    ),
+    source=st.sampled_from(SOURCES),
+    nonfinite=st.booleans(),
+    jobs=st.integers(1, 3),
+    tile=st.sampled_from([4096, 8192, tiling.TILE]),
+    longest=st.sampled_from([1, 5000, 1 << 22]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=300, deadline=None)
+def test_tiles_and_global_scales_stream_as_in_the_plain_path(
+    case: tuple[Shape, Tiled],
+    target: str,
+    options: dict[str, Any],
+    source: Any,
+    nonfinite: bool,
+    jobs: int,
+    tile: int,
+    longest: int,
+    seed: int,
+) -> None:
+    shape, granularity = case
+    if not DTYPES[target].is_integer and not options.get("symmetric", True):
+        options = {}
+    if DTYPES[target].kind == "uint" and "global_scale" in options:
+        options = {**options, "symmetric": True}
+    allowed = "allow" if nonfinite else "error"
+    spec = QuantSpec(target, granularity, nonfinite=allowed, **options)
+    x = values(shape, source, seed, nonfinite=nonfinite)
+    if seed % 3 == 0:
+        x[..., x.shape[-2] // 2 :, :] = 0  # whole tiles of zeros
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tiling, "TILE", tile)
+        patched.setattr(tiling, "_SMALL_TILE", min(tile, 8192))
+        patched.setattr(stream, "_LONGEST_SPAN", longest)
+        check_same(x, spec, jobs)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_magnitude_that_fused_tensors_share_is_that_of_all_finite_elements(
+    source: Any, jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = values((37, 1111), source, 5, nonfinite=True)
+    largest = float(np.abs(x.astype(np.float64))[np.isfinite(x.astype(np.float64))].max())
+    spec = QuantSpec("float4e2m1", Blocked(1, 16), scale_dtype="float8e4m3fn", global_scale=True,
+                     nonfinite="allow")  # fmt: skip
+    monkeypatch.setattr(tiling, "_SMALL_TILE", 4096)
+    for pays in (False, True):
+        monkeypatch.setattr(engine, "kernels_pay", lambda elements, pays=pays: pays)
+        for over in (None, 1e4):
+            asked = request("x", x.shape, resolve(x.dtype), spec, None, None, over)
+            assert engine.find_absmax(reader_of(x), asked, jobs=jobs) == largest
+            want, got = plain.quantize(x, asked), stream.quantize_array(x, asked, jobs=jobs)
+            # the smallest power of two of which 6 * 448 times reach the magnitude
+            assert (
+                want.global_scale
+                == got.global_scale
+                == 2.0 ** np.ceil(np.log2((over or largest) / 2688))
+            )
+            assert (want.y.tobytes(), want.scale.tobytes()) == (
+                got.y.tobytes(),
+                got.scale.tobytes(),
+            )
+
+
+def test_a_magnitude_is_refused_where_an_element_is_not_finite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = QuantSpec("float4e2m1", Blocked(1, 16), scale_dtype="float8e4m3fn", global_scale=True)
+    x = values((37, 1111), np.float32, 5, nonfinite=True)
+    asked = request("w", x.shape, DTYPES["float32"], spec, None, None)
+    messages = []
+    for quantize in (plain.quantize, lambda x, asked: stream.quantize_array(x, asked, jobs=2)):
+        with pytest.raises(TensorError) as caught:
+            quantize(x, asked)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert messages[0].startswith("tensor w: nan at [0, 0], 3 of 41107 values: is not finite")
 
 
 @pytest.mark.parametrize("target", ["int4", "uint8", "float8e4m3fn", "float6e3m2"])
@@ -205,7 +320,13 @@ def test_every_element_gets_the_scale_of_its_group(shape: Shape) -> None:
         scale_shape = resolved.scale_shape(shape)
         numbers = np.arange(int(np.prod(scale_shape)), dtype=np.float32).reshape(scale_shape)
         attributes = {"axis": 0, "block_size": 0} | resolved.attributes
-        want = np.broadcast_to(ops.expand(numbers, shape, **attributes, thing="x"), shape)
+        if isinstance(resolved, Tiled):
+            rows, columns = (
+                np.arange(n) // k for n, k in zip(shape[-2:], resolved.shape, strict=True)
+            )
+            want = numbers[..., rows[:, None], columns]
+        else:
+            want = np.broadcast_to(ops.expand(numbers, shape, **attributes, thing="x"), shape)
         none = np.empty(0, np.float32)
         restorer = TileRestorer(shape, DTYPES["uint8"], resolved, numbers.reshape(-1), none, 8)
         for start in (0, 1, 777):
@@ -337,6 +458,8 @@ def test_dequantizing_in_tiles_equals_the_operator(
             options: dict[str, Any] = {"symmetric": bool(number % 2)}
             if not DTYPES[target].is_integer:
                 options = {}
+            if options.get("symmetric", True) and number % 3 == 0:
+                options |= {"symmetric": True, "scale_dtype": "float8e4m3fn", "global_scale": True}
             spec = QuantSpec(target, granularity, **options)
             x = values(shape, np.float32, number, nonfinite=False)
             asked = request("x", shape, DTYPES["float32"], spec, None, None)
@@ -355,11 +478,11 @@ def check_restored(tensor: QuantizedTensor, output: str) -> None:
 
     codes = Codes(
         reader_of(stored.view(np.uint8)), dtype, shape, tensor.scale, tensor.zero_point,
-        tensor.spec.granularity,
+        tensor.spec.granularity, global_scale=tensor.global_scale,
     )  # fmt: skip
     restore.restore(codes, write, DTYPES[output], jobs=2, moved=lambda nbytes: None)
     computed = "float32" if output == "float64" else output
-    want = dequantize(tensor.y, tensor.scale, tensor.zero_point, tensor.spec.granularity, computed)
+    want = tensor.dequantize(computed)
     assert out.tobytes() == want.astype(DTYPES[output].numpy).tobytes()
 
 
@@ -378,7 +501,7 @@ def test_the_operator_gives_the_same_codes_for_large_arrays(
     monkeypatch.setattr(operators, "kernels_pay", lambda elements: True)
     dtype = DTYPES[target]
     for number, shape in enumerate(SHAPES):
-        for source, granularity in itertools.product(SOURCES, granularities(shape)):
+        for source, granularity in itertools.product(SOURCES, onnx_granularities(shape)):
             x = values(shape, source, number, nonfinite=True)
             resolved = granularity.resolve(shape)
             scale_shape = resolved.scale_shape(shape)

@@ -32,9 +32,10 @@ LEVELS = {
     "float8e4m3fnuz": (240, 3), "float8e5m2": (57344, 2), "float8e5m2fnuz": (57344, 2),
 }  # fmt: skip
 # The rule where none is asked for.
-DEFAULTS = dict.fromkeys(LEVELS, "rceil") | {"float4e2m1": "rceil-7.25"} | dict.fromkeys(
-    ("float6e2m3", "int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16"), "even"
-)  # fmt: skip
+DEFAULTS = dict.fromkeys(LEVELS, "even") | {
+    "float4e2m1": "rceil-7.25", "float8e4m3fn": "rceil", "float8e4m3fnuz": "rceil",
+    "float8e5m2": "rceil", "float8e5m2fnuz": "rceil",
+}  # fmt: skip
 EVERY_RULE = [
     pytest.param(target, rule, id=f"{target}-{rule}")
     for target, rule in itertools.product(LEVELS, MX_RULES)

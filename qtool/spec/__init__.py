@@ -90,10 +90,10 @@ SCALE_DTYPES = tuple(
 )
 MX_RULES = ("floor", "ceil", "even", "rceil", "rceil-7.25")
 # The rules, floor aside, of least squared error on the weights of all-MiniLM-L6-v2 in blocks of 32;
-# rceil for the types that are not named.
+# even for the types that are not named.
 _BEST_RULES = {
     "float4e2m1": "rceil-7.25",
-    **dict.fromkeys(("float6e2m3", *(dtype.name for dtype in TARGETS if dtype.is_integer)), "even"),
+    **{dtype.name: "rceil" for dtype in TARGETS if dtype.is_small_float and dtype.bits == 8},
 }
 PRECISIONS = tuple(DTYPES[n] for n in ("float32", "float16", "bfloat16"))
 
@@ -179,7 +179,7 @@ class QuantSpec:
             "negative_scale": negative_scale,
         }
         if mx_rule is None and is_symmetric and fields["scale_dtype"] == DTYPES["float8e8m0"]:
-            fields["mx_rule"] = _BEST_RULES.get(target.name, "rceil")
+            fields["mx_rule"] = _BEST_RULES.get(target.name, "even")
         for name, value in fields.items():
             object.__setattr__(self, name, value)
         self._check()
