@@ -43,7 +43,7 @@ def whole(large: Path) -> Path:
 
 def until(found: Callable[[], Any], *running: subprocess.Popen[bytes]) -> Any:
     """What a function finds, once it does, while these processes run."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not (value := found()):
         assert time.monotonic() < deadline
         for process in running:
@@ -85,30 +85,36 @@ class Cluster:
             for _ in range(workers)
         ]
 
-    def waits_for(self, workers: int) -> None:
-        import distributed
 
-        with distributed.Client(self.address, set_as_default=False) as client:
-            client.wait_for_workers(workers, timeout=60)
-
-
-@pytest.fixture
-def two_workers(tmp_path: Path) -> Iterator[Cluster]:
-    (tmp_path / "cluster").mkdir()
+@contextmanager
+def two_workers(folder: Path) -> Iterator[Cluster]:
+    """A cluster that is ready."""
     with ExitStack() as stack:
-        running = Cluster(stack, tmp_path / "cluster", 2)
-        until(lambda: ready(running), running.scheduler, *running.workers)
+        running = Cluster(stack, folder, 2)
+        command = [sys.executable, "-c", READY, running.address]
+        subprocess.run(command, capture_output=True, timeout=90, check=True)
         yield running
 
 
-def ready(running: Cluster) -> bool:
-    """Whether both workers have work, as a command of their own finds out."""
-    script = (
-        "import sys, distributed\n"
-        "with distributed.Client(sys.argv[1]) as client: client.wait_for_workers(2, timeout=50)"
-    )
-    command = [sys.executable, "-c", script, running.address]
-    return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+READY = """\
+import sys, distributed
+with distributed.Client(sys.argv[1]) as client:
+    client.wait_for_workers(2, timeout=60)
+"""
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One for tests that do it no harm."""
+    with two_workers(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture
+def doomed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One of which something will be killed."""
+    with two_workers(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
 
 
 def quantizing(large: Path, target: Path, address: str) -> list[Any]:
@@ -120,13 +126,13 @@ def made(target: Path, pattern: str) -> list[Path]:
 
 
 def test_a_cluster_that_loses_a_worker_gives_the_same_bytes(
-    two_workers: Cluster, large: Path, whole: Path, tmp_path: Path
+    doomed: Cluster, large: Path, whole: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "q"
-    with started(quantizing(large, target, two_workers.address)) as running:
+    with started(quantizing(large, target, doomed.address)) as running:
         # one shard is done, and both workers are in the middle of another one
         until(lambda: made(target, "model-*") and len(made(target, ".model-*")) == 2, running)
-        two_workers.workers[0].kill()
+        doomed.workers[0].kill()
         assert len(made(target, "model-*")) < SHARDS
         assert running.wait(timeout=120) == 0
         assert running.communicate() == (b"", b"")
@@ -136,28 +142,28 @@ def test_a_cluster_that_loses_a_worker_gives_the_same_bytes(
     )
     one["output"]["name"] = other["output"]["name"]
     assert one | {"seconds": 0} == other | {"seconds": 0}
-    assert {path.name for path in tmp_path.iterdir()} == {"cluster", "q", "q.report.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"q", "q.report.json"}
 
 
 def test_relative_names_mean_the_same_to_workers_elsewhere(
-    two_workers: Cluster, large: Path, whole: Path
+    steady: Cluster, large: Path, whole: Path
 ) -> None:
     folder = large.parent
-    command = quantizing(Path("m"), Path("../") / folder.name / "relative", two_workers.address)
+    command = quantizing(Path("m"), Path("../") / folder.name / "relative", steady.address)
     done = subprocess.run(command, cwd=folder, capture_output=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert content(folder / "relative") == content(whole)
 
 
 def test_an_error_of_a_worker_is_one_line_and_finished_shards_are_kept(
-    two_workers: Cluster, large: Path, whole: Path, tmp_path: Path
+    steady: Cluster, large: Path, whole: Path, tmp_path: Path
 ) -> None:
     folder = save(tmp_path / "m", [tensors([layer], 1024, 1024) for layer in range(SHARDS)])
     bad = tensors([SHARDS - 1], 1024, 1024)
     bad[f"model.layers.{SHARDS - 1}.mlp.down_proj.weight"][7, 8] = np.nan
     good = (folder / NAMES[-1]).read_bytes()
     save_file(bad, folder / NAMES[-1], metadata={"format": "pt"})
-    command = quantizing(folder, tmp_path / "q", two_workers.address)
+    command = quantizing(folder, tmp_path / "q", steady.address)
     done = subprocess.run(command, capture_output=True, timeout=120, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(
@@ -170,18 +176,16 @@ def test_an_error_of_a_worker_is_one_line_and_finished_shards_are_kept(
 
 
 def test_a_scheduler_that_goes_away_is_one_line(
-    two_workers: Cluster, large: Path, whole: Path, tmp_path: Path
+    doomed: Cluster, large: Path, whole: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "q"
-    with started(quantizing(large, target, two_workers.address)) as running:
+    with started(quantizing(large, target, doomed.address)) as running:
         until(lambda: made(target, "model-*") and made(target, ".model-*"), running)
-        two_workers.scheduler.kill()
+        doomed.scheduler.kill()
         assert running.wait(timeout=120) == 1
         errors = running.communicate()[1].decode()
-    assert errors == (
-        f"qtool: --scheduler: {two_workers.address} has gone away; --resume goes on\n"
-    )
-    for worker in two_workers.workers:
+    assert errors == (f"qtool: --scheduler: {doomed.address} has gone away; --resume goes on\n")
+    for worker in doomed.workers:
         worker.kill()
         worker.wait(timeout=60)
     ok("quantize", large, *SLOW, "-o", target, "-q", "--resume")
@@ -189,15 +193,15 @@ def test_a_scheduler_that_goes_away_is_one_line(
 
 
 def test_an_interrupted_command_leaves_the_cluster_alone(
-    two_workers: Cluster, large: Path, whole: Path, tmp_path: Path
+    steady: Cluster, large: Path, whole: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "q"
-    with started(quantizing(large, target, two_workers.address)) as running:
+    with started(quantizing(large, target, steady.address)) as running:
         until(lambda: made(target, "model-*"), running)
         running.terminate()
         assert running.wait(timeout=60) == 143
         assert running.communicate() == (b"", b"")
-    command = [*quantizing(large, target, two_workers.address), "--resume"]
+    command = [*quantizing(large, target, steady.address), "--resume"]
     done = subprocess.run(command, capture_output=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert content(target) == content(whole)

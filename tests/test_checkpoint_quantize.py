@@ -351,6 +351,52 @@ def test_a_quantized_folder_is_quantized_again_only_on_demand(folder: Path, tmp_
         assert weight.codes.tobytes() == weight.recoded(x).tobytes()
 
 
+def test_quantized_again_a_folder_forgets_its_earlier_layout(folder: Path, tmp_path: Path) -> None:
+    ok("quantize", folder, "--preset", "fp8", "--layout", "modelopt", "-o", tmp_path / "q", "-q")
+    assert (tmp_path / "q" / "hf_quant_config.json").exists()
+    again = ["quantize", tmp_path / "q", "--preset", "w8a16", "--block-size", "32", "--requantize"]
+    ok(*again, "-o", tmp_path / "native", "-q")
+    assert set(content(tmp_path / "native")) == set(content(folder))
+    assert json.loads((tmp_path / "native" / "config.json").read_text()) == CONFIG
+    ok(*again, "--layout", "mlx", "-o", tmp_path / "mlx", "-q")
+    config = json.loads((tmp_path / "mlx" / "config.json").read_text())
+    assert config["quantization_config"] == {"group_size": 32, "bits": 8, "mode": "affine"}
+    ok("quantize", tmp_path / "q", "--preset", "fp8", "--layout", "modelopt", "--requantize",
+       "--include", "*.2.*", "-o", tmp_path / "some", "-q")  # fmt: skip
+    same = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("q", "some")]
+    assert same[0] == same[1]
+
+
+class Recorded:
+    """Progress, added up."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[int, int]] = []
+        self.nbytes = 0
+        self.names: list[str] = []
+
+    def begin(self, tensors: int, nbytes: int) -> None:
+        self.begun.append((tensors, nbytes))
+
+    def advance(self, nbytes: int) -> None:
+        self.nbytes += nbytes
+
+    def finish(self, name: str) -> None:
+        self.names.append(name)
+
+    def note(self, text: str) -> None: ...
+
+
+@pytest.mark.parametrize("executor", [None, ThreadPoolExecutor], ids=["here", "executor"])
+def test_progress_covers_all_shards(executor: Any, folder: Path, tmp_path: Path) -> None:
+    progress = Recorded()
+    pool = None if executor is None else executor(1)
+    qtool.quantize_file(folder, tmp_path / "q", dtype="int8", scheduler=pool, progress=progress)
+    assert progress.begun == [(5, 5 * 16 * 64 * 2)]
+    assert progress.nbytes == 5 * 16 * 64 * 2
+    assert sorted(progress.names) == [name for name in tensors(range(5)) if "proj" in name]
+
+
 def test_scales_of_an_earlier_folder_are_used_again(folder: Path, tmp_path: Path) -> None:
     options = ["--dtype", "int4", "--block-size", "32", "--precision", "float32"]
     ok("quantize", folder, *options, "-o", tmp_path / "q")

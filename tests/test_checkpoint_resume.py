@@ -125,7 +125,7 @@ def test_a_signal_in_the_middle_of_a_shard(
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=hear_interrupts
     ) as running:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while len(list(made.glob("model-*"))) < finished or not list(made.glob(".model-*")):
             assert running.poll() is None, running.communicate()
             assert time.monotonic() < deadline

@@ -15,7 +15,7 @@ from typing import Any, cast
 from qtool import __version__, formats
 from qtool.dtypes import DType, DTypeLike
 from qtool.formats.carried import others
-from qtool.formats.checkpoint import CONFIG, CheckpointSource
+from qtool.formats.checkpoint import CheckpointSource
 from qtool.formats.folders import Partial
 from qtool.jobs import dequantize, fingerprint, folder, streams
 from qtool.jobs.division import Division
@@ -58,10 +58,12 @@ def dequantize_folder(
         dequantize.check_quantized(source)
         others(source.path, source.shards)
         settings = {"dtype": output.name}
+        described = read_metadata(source)
         key = fingerprint.of_words([json.dumps(settings).encode()])
         run = Run(
             "dequantize", __version__, str(src), str(Path(src).absolute()), settings,
-            dict.fromkeys(source.shards, key), [], _documents(source),
+            dict.fromkeys(source.shards, key), [],
+            folder.without(described.layout, described.tensors),
         )  # fmt: skip
         works = {name: DequantizeShard(output, size) for name, size in _sizes(source, output)}
         result = bound(_result, started=started)
@@ -79,14 +81,6 @@ def _sizes(source: CheckpointSource, output: DType) -> list[tuple[str, tuple[int
             nbytes = sum(output.nbytes(math.prod(s.shape)) for s in stored)
             sizes.append((name, (len(stored), nbytes)))
     return sizes
-
-
-def _documents(source: CheckpointSource) -> dict[str, dict[str, Any] | None]:
-    """JSON files without what the layout has them say."""
-    described = read_metadata(source)
-    found = described.layout.documents(described.tensors, [])
-    own = dict.fromkeys(found.pop(CONFIG, {}))
-    return dict.fromkeys(found) | ({CONFIG: own} if own else {})
 
 
 def _result(

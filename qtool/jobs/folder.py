@@ -20,6 +20,8 @@ from qtool.jobs import shards, streams
 from qtool.jobs.division import Division
 from qtool.jobs.progress import Progress
 from qtool.jobs.shards import Place, Record, Task, Work
+from qtool.layouts import Layout
+from qtool.layouts.stored import Stored
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,13 @@ def target(src: str | Path, dst: str | Path | None, tag: str) -> str:
 def report_path(report: str | Path | None, partial: Partial) -> Path:
     """Where the report goes: as asked, or beside DST as DST.report.json."""
     return streams.report_path(report, "-") or Path(f"{partial.dst}.report.json")
+
+
+def without(layout: Layout, tensors: Mapping[str, Stored]) -> dict[str, dict[str, Any] | None]:
+    """A Run's documents that take away what a layout says of tensors that were quantized."""
+    found = layout.documents(tensors, [])
+    own = dict.fromkeys(found.pop(CONFIG, {}))
+    return dict.fromkeys(found) | ({CONFIG: own} if own else {})
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any, cast
 from qtool import __version__, engine, formats, report
 from qtool.dtypes import DTypeLike
 from qtool.errors import OutputError, UsageError
+from qtool.formats import Source
 from qtool.formats.carried import others
 from qtool.formats.checkpoint import CheckpointSource
 from qtool.formats.folders import Partial
@@ -25,6 +26,8 @@ from qtool.jobs.progress import Progress, Silent
 from qtool.jobs.shards import Record
 from qtool.jobs.tensors import Job
 from qtool.layouts import LAYOUTS, Layout
+from qtool.layouts.dequantized import DequantizedSource
+from qtool.layouts.stored import Stored
 from qtool.plan import Planned, make_plan
 from qtool.recipe import Recipe
 from qtool.report import Report
@@ -129,7 +132,7 @@ def quantize_folder(
         run = Run(
             command, __version__, str(src), str(Path(src).absolute()), settings,
             {name: work.key(settings) for name, work in works.items()},
-            warnings + _left_out(source), _documents(plan, spelled),
+            warnings + _left_out(source), _documents(plan, spelled, readable),
         )  # fmt: skip
         result = bound(report_of, started=started)
         with folder.building(partial, run, sources, division, force=force):
@@ -204,11 +207,20 @@ def _shared_absmax(
     return {n: {k: v for k, v in shared.items() if files[k] == n} for n in works}
 
 
-def _documents(plan: Sequence[Planned], layout: Layout) -> dict[str, dict[str, Any] | None]:
-    """What the layout has JSON files say."""
-    tensors = {p.info.name: p.stored for p in plan if p.stored is not None}
-    others = [p.info.name for p in plan if p.stored is None and len(p.info.shape) == 2]
-    return dict(layout.documents(tensors, others)) if tensors else {}
+def _documents(
+    plan: Sequence[Planned], layout: Layout, readable: Source
+) -> dict[str, dict[str, Any] | None]:
+    """What the layout has JSON files say, in place of what the source's layout does."""
+    kept: Mapping[str, Stored] = {}
+    documents: dict[str, dict[str, Any] | None] = {}
+    if isinstance(readable, DequantizedSource):
+        kept = readable.tensors
+        documents = folder.without(readable.layout, kept)
+    how = {p.info.name: p.stored or kept.get(p.info.name) for p in plan}
+    tensors = {name: stored for name, stored in how.items() if stored is not None}
+    others = [p.info.name for p in plan if p.info.name not in tensors and len(p.info.shape) == 2]
+    said = layout.documents(tensors, others) if tensors else {}
+    return documents | {name: (documents.get(name) or {}) | found for name, found in said.items()}
 
 
 def _check_names(plan: Sequence[Planned]) -> None:
