@@ -125,8 +125,6 @@ STAYS: dict[str, tuple[Any, str]] = {
         "is read along different axes"),
     "output": (stays([make("MatMul", ["x", "w"], ["y"])], outputs=("y", "w")),
                "is an output of a graph, or read in training"),
-    "input": (stays([make("MatMul", ["x", "w"], ["y"])], inputs={"w": (48, 48)}),
-              "is a graph input that callers may set, with this as its default"),
 }  # fmt: skip
 
 
@@ -306,6 +304,82 @@ def test_a_name_that_a_nested_graph_gives_anew_is_another_tensor(tmp_path: Path)
     made = model([node, make("MatMul", ["x", "w"], ["u"])], tensors, inputs=X, outputs=("y", "u"))
     result, report = job(made, tmp_path, **OPTIONS)
     assert [tensor["name"] for tensor in report["tensors"]] == ["w"]
+    x = {"x": normal(3, 48)}
+    close(run(result, x), run(replaced(made, values(result, w="w_Q4")), x))
+
+
+def test_weights_in_nested_graphs_stay_there(tmp_path: Path) -> None:
+    made = []
+    for name in ("yes", "no"):
+        out = helper.make_tensor_value_info(f"z_{name}", TensorProto.FLOAT, [3, 5])
+        nodes = [make("Transpose", ["w"], ["t"]), make("Gemm", ["x", "t", "c"], [f"z_{name}"])]
+        stored_here = [initializer("w", normal(5, 48)), initializer("c", normal(5))]
+        made.append(helper.make_graph(nodes, name, [], [out], stored_here))
+    node = make("If", ["b"], ["y"], then_branch=made[0], else_branch=made[1])
+    whole = model([node], inputs=X | {"b": ()})
+    whole.graph.input[1].type.tensor_type.elem_type = TensorProto.BOOL
+    result, report = job(whole, tmp_path, **OPTIONS)
+    names = [tensor["name"] for tensor in report["tensors"]]
+    assert names == ["If.else_branch/w", "If.then_branch/w"]
+    nested = [a.g for a in result.graph.node[0].attribute]
+    assert [[n.op_type for n in graph.node] for graph in nested] == [["MatMulNBits", "Add"]] * 2
+    qtool.dequantize_file(tmp_path / "out.onnx", tmp_path / "back.onnx")
+    back = check(tmp_path / "back.onnx")
+    for flag, graph in zip((False, True), nested, strict=True):
+        tensors = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+        w = matmul_weight(graph.node[0], tensors)
+        x = normal(3, 48)
+        feeds = {"x": x, "b": np.array(flag)}
+        close(run(result, feeds), [x @ w + tensors["c"]])
+        close(run(back, feeds), [x @ w + tensors["c"]])
+
+
+def test_weights_in_functions_become_constants(tmp_path: Path) -> None:
+    body = [
+        constant("w", normal(48, 5)), constant("e", normal(9, 48)), constant("i", [1], np.int64),
+        make("MatMul", ["a", "w"], ["f"]), make("Gather", ["e", "i"], ["g"]),
+    ]  # fmt: skip
+    function = helper.make_function("local", "F", ["a"], ["f", "g"], body,
+                                    [helper.make_opsetid("", 17)])  # fmt: skip
+    node = make("F", ["x"], ["y", "z"], domain="local")
+    made = model([node], inputs=X, outputs=("y", "z"), functions=[function], opset=17, ir_version=8,
+                 imports=[helper.make_opsetid("local", 1)])  # fmt: skip
+    result, report = job(made, tmp_path, **OPTIONS)
+    assert reasons(report)["e"] == "is gathered in a function, which may hold no int4"
+    assert [entry.domain for entry in result.functions[0].opset_import] == ["", "com.microsoft"]
+    nodes = result.functions[0].node
+    assert [n.op_type for n in nodes if n.op_type != "Constant"] == ["MatMulNBits", "Gather"]
+    tensors = {n.output[0]: numpy_helper.to_array(n.attribute[0].t) for n in nodes
+               if n.op_type == "Constant"}  # fmt: skip
+    product = next(n for n in nodes if n.op_type == "MatMulNBits")
+    x = {"x": normal(3, 48)}
+    expected = [x["x"] @ matmul_weight(product, tensors), tensors["e"][[1]]]
+    close(run(result, x), expected)
+    qtool.dequantize_file(tmp_path / "out.onnx", tmp_path / "back.onnx")
+    back = check(tmp_path / "back.onnx")
+    assert [entry.domain for entry in back.functions[0].opset_import] == [""]
+    close(run(back, x), expected)
+
+
+def test_attributes_that_callers_of_a_function_set_are_not_guessed(tmp_path: Path) -> None:
+    gemm = make("Gemm", ["a", "w"], ["f"])
+    gemm.attribute.append(onnx.AttributeProto(name="transB", ref_attr_name="t",
+                                              type=onnx.AttributeProto.INT))  # fmt: skip
+    function = helper.make_function("local", "F", ["a"], ["f"],
+                                    [constant("w", normal(48, 48)), gemm],
+                                    [helper.make_opsetid("", 17)], ["t"])  # fmt: skip
+    made = model([make("F", ["x"], ["y"], domain="local", t=1)], inputs=X, functions=[function],
+                 opset=17, ir_version=8, imports=[helper.make_opsetid("local", 1)])  # fmt: skip
+    result, report = job(made, tmp_path, allow_empty=True, **OPTIONS)
+    assert reasons(report)["w"] == "is read by Gemm, whose attributes the callers of a function set"
+    assert result == made
+
+
+def test_a_weight_that_callers_may_set_is_fixed(tmp_path: Path) -> None:
+    made = model([make("MatMul", ["x", "w"], ["y"])], [initializer("w", normal(48, 5))],
+                 inputs=X | {"w": (48, 5)})  # fmt: skip
+    result, _ = job(made, tmp_path, **OPTIONS)
+    assert [value.name for value in result.graph.input] == ["x"]
     x = {"x": normal(3, 48)}
     close(run(result, x), run(replaced(made, values(result, w="w_Q4")), x))
 
@@ -530,14 +604,15 @@ def test_inspect_names_what_it_holds(tmp_path: Path) -> None:
     assert found["quantized_by"] == ["GatherBlockQuantized", "MatMulNBits"]
     assert found["opset_import"] == {"ai.onnx": 17, "com.microsoft": 1}
     uses = {use["tensor"]: use for use in found["quantized_operators"]}
-    assert {name: (use["operator"], use["dtype"], use["block_size"], use["scale_dtype"])
-            for name, use in uses.items()} == {
-        "e_Q8": ("GatherBlockQuantized", "uint8", 16, "float16"),
-        "w_Q8": ("MatMulNBits", "uint8", 16, "float16"),
-        "v_Q8": ("MatMulNBits", "uint8", 16, "float16"),
-    }  # fmt: skip
+    assert {name: (use["operator"], use["dtype"]) for name, use in uses.items()} == {
+        "e_Q8": ("GatherBlockQuantized", "uint8"),
+        "w_Q8": ("MatMulNBits", "uint8"),
+        "v_Q8": ("MatMulNBits", "uint8"),
+    }
     rows = {row["name"]: row["quantization"] for row in found["tensors"]}
-    assert rows["w_Q8"]["granularity"] == "blocked"
+    how = [rows["w_Q8"][key] for key in ("granularity", "axis", "block_size", "scale_dtype")]
+    assert how == ["blocked", 0, 16, "float16"]
+    assert rows["w_Q8"]["problems"] == rows["e_Q8"]["problems"] == []
     assert "2 MatMulNBits: uint8 /16" in ok("inspect", tmp_path / "out.onnx").out.decode()
 
 
