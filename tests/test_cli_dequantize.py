@@ -204,7 +204,7 @@ def test_the_same_command_gives_the_same_bytes(tmp_path: Path) -> None:
 
 REFUSED = [
     pytest.param("m.safetensors", 1, "holds nothing that qtool quantized", id="floats"),
-    pytest.param("m.onnx", 1, "has no DequantizeLinear, MatMulInteger or ConvInteger of stored "
+    pytest.param("m.onnx", 1, "has no node that qtool knows to dequantize or multiply stored "
                  "codes", id="float-model"),
     pytest.param("x.npy", 2, "--scale: a .npy file holds codes alone", id="no-scale"),
     pytest.param("x.npy --scale 1", 1, "holds float32, which are no codes", id="float-array"),

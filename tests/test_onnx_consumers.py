@@ -272,9 +272,9 @@ USES: list[Any] = [
         id="output-dtype",
     ),
     pytest.param(
-        make("MatMulNBits", "x", "b", "s", K=4, N=4, bits=4, block_size=16, domain="com.microsoft"),
+        make("MatMulNBits", "x", "b", "s", K=4, N=4, block_size=16, domain="com.microsoft"),
         [],
-        QuantizedUse("x", "MatMulNBits", DTYPES["uint4"], "blocked", None, 16, None),
+        QuantizedUse("b", "MatMulNBits", DTYPES["uint4"], "blocked", None, 16, None),
         id="matmul-nbits",
     ),
     pytest.param(

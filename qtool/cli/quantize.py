@@ -199,8 +199,10 @@ def quantize(
         typer.Option(
             metavar="LAYOUT",
             help="How quantized weights are spelled: native, compressed-tensors, modelopt or mlx; "
-            "qdq for ONNX. \\[default: native]",
-            autocompletion=options.words("native", "compressed-tensors", "modelopt", "mlx"),
+            "for ONNX qdq or matmul-nbits. \\[default: native, qdq]",
+            autocompletion=options.words(
+                "native", "compressed-tensors", "modelopt", "mlx", "qdq", "matmul-nbits"
+            ),
             show_default=False,
             rich_help_panel=options.OUTPUT,
         ),

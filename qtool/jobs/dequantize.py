@@ -243,7 +243,7 @@ class _Job:
         if not model.folded:
             raise FormatError(
                 str(self._source.path),
-                "has no DequantizeLinear, MatMulInteger or ConvInteger of stored codes",
+                "has no node that qtool knows to dequantize or multiply stored codes",
                 "give a file that `qtool quantize` wrote",
             )
         self._begin([(folded.dtype, folded.shape) for folded in model.folded])

@@ -15,9 +15,10 @@ from qtool.errors import UsageError, usage_errors
 from qtool.jobs import screening, streams
 from qtool.jobs.division import Division
 from qtool.jobs.given import Given, GivenValue
+from qtool.jobs.nbits import NBits
 from qtool.jobs.progress import Progress
 from qtool.jobs.tensors import Job, OnnxLayout
-from qtool.layouts import LAYOUTS, Layout, native
+from qtool.layouts import LAYOUTS, ONNX_LAYOUTS, Layout, native, nbits
 from qtool.plan import make_plan
 from qtool.presets import expanded
 from qtool.recipe import Recipe
@@ -115,6 +116,7 @@ def quantize_file(
         jobs=jobs,
         force=force,
         progress=progress,
+        graph=NBits(recipe, given) if layout == nbits.NAME else None,
     )
 
 
@@ -240,11 +242,14 @@ def run(
 def chosen_layout(name: str | None, container: str, recipe: Recipe) -> Layout:
     """The layout of that name. Raises UsageError where it does not fit what is asked for."""
     if container == "onnx":
-        if name not in (None, "qdq"):
-            raise UsageError("--layout", f"{name} cannot be written to ONNX", "use qdq")
+        if name not in (None, *ONNX_LAYOUTS):
+            rule = f"{name} cannot be written to ONNX"
+            raise UsageError("--layout", rule, "use " + " or ".join(ONNX_LAYOUTS))
         if recipe.tile is not None:
             raise UsageError("--tile", "ONNX has no word for tiles", "use --block-size")
         return native
+    if name in ONNX_LAYOUTS:
+        raise UsageError("--layout", f"{name} is for ONNX models, not {container}")
     if name is not None and name not in LAYOUTS:
         raise UsageError("--layout", f"{name!r} is unknown", "use " + ", ".join(LAYOUTS))
     layout = LAYOUTS[name or native.name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from qtool.layouts import compressed_tensors, mlx, modelopt, native
+from qtool.layouts import compressed_tensors, mlx, modelopt, native, nbits
 from qtool.layouts.stored import Part, Stored
 from qtool.spec import QuantSpec, TensorInfo
 
@@ -49,3 +49,5 @@ class Layout(Protocol):
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout for layout in (native, compressed_tensors, modelopt, mlx)
 }
+# Those of ONNX models, the default first.
+ONNX_LAYOUTS = ("qdq", nbits.NAME)

@@ -1,6 +1,7 @@
 """Floats again from a quantized ONNX model: DequantizeLinear nodes with stored inputs are folded.
 
-Products of stored codes become products of floats before that: see onnx_integer_back.py.
+Products of stored codes become products of floats before that: see onnx_integer_back.py; for blocks
+of codes that onnxruntime's operators read see onnx_nbits_floats.py.
 Source: ONNX DequantizeLinear, versions 10 to 28.
 """
 
@@ -23,6 +24,7 @@ from qtool.formats.onnx.opset import raise_opset
 from qtool.formats.onnx.writer import ModelWriter
 from qtool.layouts.onnx_dequantizers import Dequantizer, dequantizers
 from qtool.layouts.onnx_integer_back import FloatProducts
+from qtool.layouts.onnx_nbits_floats import NBitsFolding
 from qtool.spec import Granularity, Shape, Writer
 from qtool.tensor import Codes
 
@@ -54,7 +56,7 @@ class OnnxDequantized:
     reads any more go away, as do nodes that give other nodes' scales alone.
     float64 holds the float32 values.
 
-    folded: what becomes of the nodes, in their order. Values are read by write() alone.
+    folded: what becomes of the nodes, DequantizeLinear first. Values are read by write() alone.
     """
 
     def __init__(self, source: OnnxSource, dtype: DType) -> None:
@@ -78,7 +80,12 @@ class OnnxDequantized:
         for dequantizer in found:
             if dequantizer not in inner:
                 self._fold(dequantizer)
-        self._remove_unused(found, {dequantizer.place for dequantizer in inner})
+        self._nbits = NBitsFolding(source, self._model, self._bodies, dtype, self._names)
+        for name, weight in self._nbits.weights.items():
+            read = self._nbits.read_as[name]
+            self.folded.append(Folded(read, weight.dtype, weight.shape, weight.blocks))
+        labels = {label for one in found for label in one.inputs if label} | self._nbits.replaced
+        self._remove_unused(labels, {dequantizer.place for dequantizer in inner})
 
     def write(
         self, path: Path, *, external_data: bool, restore: Callable[[Codes, Writer, str], None]
@@ -87,13 +94,16 @@ class OnnxDequantized:
 
         restore: stores the values of the codes of a tensor, given its name.
         """
-        made = {name: tensor for name, (tensor, _) in self._made.items()}
+        made = {name: tensor for name, (tensor, _) in self._made.items()} | self._nbits.tensors
         with ModelWriter(
             path, self._model, made, source=self._source, external_data=external_data
         ) as writer:
             for name, (_, found) in self._made.items():
                 with found.codes() as codes, writer.writing(name) as write:
                     restore(codes, write, name)
+            for name, weight in self._nbits.weights.items():
+                with weight.reading(self._source) as codes, writer.writing(name) as write:
+                    restore(codes, self._nbits.through(name, write), name)
 
     def _gives_scales(self, inner: Dequantizer, found: Sequence[Dequantizer]) -> bool:
         """Whether a node's result is read as the scale of other nodes that are folded alone."""
@@ -140,13 +150,13 @@ class OnnxDequantized:
         wanted = onnx_graph.attribute(node, "to", 0) == self._dtype.code
         return node if is_beside and wanted else None
 
-    def _remove_unused(self, found: Sequence[Dequantizer], inner: Set[Place]) -> None:
-        """Drop the nodes whose results are at inner, and the stored inputs of what was found that
-        nothing reads any more."""
+    def _remove_unused(self, labels: Set[str], inner: Set[Place]) -> None:
+        """Drop the nodes whose results are at inner, and those of the stored tensors that nothing
+        reads any more."""
         for place in inner:
             editing.remove(self._bodies[place.body], {place.name})
         consumers = Consumers(bodies(self._model))
-        places = {self._source.places[label] for one in found for label in one.inputs if label}
+        places = {self._source.places[label] for label in labels}
         for body in self._bodies:
             unused = {p.name for p in places if p.body == body.number and not consumers.is_read(p)}
             editing.remove(body, unused - (self._training if body.number == 0 else set()))

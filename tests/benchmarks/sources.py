@@ -148,4 +148,7 @@ WORK = (
     Work("{} GB float32 .npy, `dynamic`", "", 1.5, _array, 1.0, command="dynamic"),
     Work("{} GB ONNX with external data -> int4 block 32",
          "--dtype int4 --block-size 32 --external-data", 2.0, _model, 2.5, ".onnx"),
+    Work("-> the same for MatMulNBits",
+         "--dtype int4 --block-size 32 --external-data --layout matmul-nbits", 3.0, _model, 2.5,
+         ".onnx"),
 )  # fmt: skip

@@ -45,14 +45,17 @@ class Body:
         self.node = node
 
     @property
+    def root(self) -> Body:
+        """The model's graph or the function that it is in."""
+        return self if self.outer is None else self.outer.root
+
+    @property
     def is_in_function(self) -> bool:
         """Whether it is a function or a graph nested in one.
 
         Initializers there have no place for external data that onnx would look at.
         """
-        if self.outer is not None:
-            return self.outer.is_in_function
-        return isinstance(self.proto, FunctionProto)
+        return isinstance(self.root.proto, FunctionProto)
 
     @property
     def inputs(self) -> list[str]:

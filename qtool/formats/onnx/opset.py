@@ -70,7 +70,7 @@ def raise_opset(model: ModelProto, opset: int, names: Names, thing: str) -> None
             version = entry.version
             converter.convert(function.node, version, onnx_scope.of_function(function))
             _set_opset(function.opset_import, max(version, opset))
-    _raise_ir_version(model, ir_version(opset))
+    raise_ir_version(model, ir_version(opset))
 
 
 def _set_opset(imports: Any, version: int) -> None:
@@ -82,7 +82,8 @@ def _set_opset(imports: Any, version: int) -> None:
     entry.version = version
 
 
-def _raise_ir_version(model: ModelProto, version: int) -> None:
+def raise_ir_version(model: ModelProto, version: int) -> None:
+    """Let a model, in place, have at least that IR version."""
     if model.ir_version < 4 <= version:
         # Initializers had to be graph inputs too; from IR version 4 on that would make them
         # inputs that callers may set.

@@ -18,13 +18,17 @@ from qtool.spec import Shape
 # What is known of a tensor.
 _Known = tuple[DType | None, Shape | None]
 _UNKNOWN: _Known = (None, None)
+# Operators whose second input is the weight.
+_SECOND = dict.fromkeys(("MatMulNBits", "MatMulBnb4", "MatMulFpQ4"), slice(1, 2))
+# Bits of codes in uint8 where a node does not say them.
+_BITS = {"MatMulNBits": 4, "GatherBlockQuantized": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedUse:
     """An operator that works on codes, and what is known of how it is quantized.
 
-    tensor: the label of the operator's first input.
+    tensor: the label of the operator's first input, or of the second where that has the codes.
     granularity: "per_tensor", "per_axis" or "blocked". scale_dtype: of the scale as it is stored;
     global_scale: whether it is dequantized itself.
     """
@@ -61,8 +65,9 @@ def _uses(model: onnx.ModelProto) -> Iterator[tuple[QuantizedUse, bool]]:
             if not is_quantized(node):
                 continue
             places = {name: place for name in node.input if (place := body.place(name))}
-            first = places.get(node.input[0]) if node.input else None
-            tensor = labels.of(first) if first else "".join(node.input[:1])
+            named = "".join(node.input[_SECOND.get(node.op_type, slice(1))])
+            place = places.get(named)
+            tensor = labels.of(place) if place else named
             inputs = [known.get(places.get(name), _UNKNOWN) for name in node.input]
             scale = levels.get(places.get(node.input[1])) if len(inputs) > 1 else None
             inputs[1:2] = [known.get(scale, _UNKNOWN)] if scale else inputs[1:2]
@@ -130,7 +135,7 @@ def _dtype(code: int) -> DType | None:
 def _use(node: onnx.NodeProto, tensor: str, inputs: Sequence[_Known]) -> QuantizedUse:
     if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or node.domain not in STANDARD:
         block_size = onnx_graph.attribute(node, "block_size", 0) or None
-        bits = onnx_graph.attribute(node, "bits", 0)
+        bits = onnx_graph.attribute(node, "bits", _BITS.get(node.op_type, 0))
         dtype = DTYPES.get(f"uint{bits}") if bits else None
         return QuantizedUse(
             tensor,

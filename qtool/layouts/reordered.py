@@ -1,0 +1,177 @@
+"""Matrices on their way to a file that wants their rows padded, or in columns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool.spec import Writer
+
+Array = NDArray[Any]
+
+# Bytes of a matrix that are transposed in memory; what is larger goes to the file in stripes.
+_STRIPE = 48 << 20
+# Bytes of a stored row that one step fills, and bytes of rows that a step takes at most.
+_LINE, _STEP = 64, 1 << 22
+# Elements that are transposed at once: they stay in the L2 cache.
+_TILE = 1 << 18
+
+
+class Memory:
+    """Memory that is used again: the first touch of fresh memory can cost more than the work."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[Array]] = {}
+        self._held = 0
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> Array:
+        """That many bytes, of any content."""
+        with self._lock:
+            if self._free.get(nbytes):
+                self._held -= nbytes
+                return self._free[nbytes].pop()
+        return np.empty(nbytes, np.uint8)
+
+    def give(self, memory: Array) -> None:
+        """Nobody reads it any more."""
+        with self._lock:
+            if self._held + memory.size > _STRIPE:
+                self._free, self._held = {}, 0
+            self._free.setdefault(memory.size, []).append(memory)
+            self._held += memory.size
+
+
+class Rows:
+    """Rows of bytes, put together from pieces that come in any order and from any thread.
+
+    count, width: of the rows, in bytes. step: how many are handed on together, the last ones
+    fewer. take: gets the number of the first one and the rows, in the thread that completed them;
+    what it gets is valid until it returns.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        width: int,
+        step: int,
+        take: Callable[[int, Array], None],
+        memory: Memory,
+    ) -> None:
+        self._size, self._width, self._step = count * width, width, step
+        self._take, self._memory = take, memory
+        self._lock = threading.Lock()
+        self._parts: dict[int, tuple[Array, list[int]]] = {}  # memory, lengths of what is in it
+
+    def write(self, offset: int, data: Array) -> None:
+        """A Writer of the rows."""
+        pieces = data.reshape(-1).view(np.uint8)
+        largest = self._step * self._width
+        at = 0
+        while at < pieces.size:
+            part, begin = divmod(offset + at, largest)
+            length = min(largest, self._size - part * largest)
+            piece = pieces[at : at + length - begin]
+            at += piece.size
+            if piece.size == length:
+                self._hand_on(part, piece)
+            else:
+                self._collect(part, begin, length, piece)
+
+    def _collect(self, part: int, begin: int, length: int, piece: Array) -> None:
+        with self._lock:
+            if part not in self._parts:
+                self._parts[part] = (self._memory.take(length), [])
+            whole, stored = self._parts[part]
+        whole[begin : begin + piece.size] = piece
+        with self._lock:
+            stored.append(piece.size)
+            if sum(stored) < length:
+                return
+            del self._parts[part]
+        self._hand_on(part, whole)
+        self._memory.give(whole)
+
+    def _hand_on(self, part: int, rows: Array) -> None:
+        self._take(part * self._step, rows.reshape(-1, self._width))
+
+
+class Transposed:
+    """A matrix of (rows, columns), which arrives row by row and is stored column by column.
+
+    element: type of what is stored. write: takes it. pack, per: what makes one stored row of
+    every `per` rows that arrive, whose elements are bytes then; a last one of fewer.
+    kept: how many columns are stored, the first ones; None: all.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        element: np.dtype[Any],
+        write: Writer,
+        memory: Memory,
+        *,
+        pack: Callable[[Array], Array] | None = None,
+        per: int = 1,
+        kept: int | None = None,
+    ) -> None:
+        rows, columns = shape
+        self._columns = columns if kept is None else kept
+        self._element, self._store, self._memory = element, write, memory
+        self._pack, self._per = pack, per
+        self._height = -(-rows // per)
+        width = columns * (element.itemsize if pack is None else 1)
+        step = max(min(_LINE // element.itemsize, _STEP // max(width * per, 1)), 1)
+        stripe = _STRIPE // max(self._columns * element.itemsize, 1)
+        self._stripe = max(min(stripe, self._height) // step, 1) * step
+        if self._height <= stripe:
+            self._stripe = self._height
+        self._lock = threading.Lock()
+        self._stripes: dict[int, tuple[Array, list[int]]] = {}  # memory, elements that are in it
+        self._rows = Rows(rows, width, step * per, self._take, memory)
+        self.write: Writer = self._rows.write
+
+    def _take(self, first: int, rows: Array) -> None:
+        if self._pack is None:
+            rows = rows.view(self._element)
+        width = max(_TILE // len(rows), 1)
+        for begin in range(0, self._columns, width):
+            values = rows[:, begin : min(begin + width, self._columns)]
+            self._place(
+                first // self._per, begin, values if self._pack is None else self._pack(values)
+            )
+
+    def _place(self, row: int, column: int, values: Array) -> None:
+        """Put a part of the matrix, from that stored row and that column on, into its stripes."""
+        while len(values):
+            number, begin = divmod(row, self._stripe)
+            height = min(self._stripe, self._height - number * self._stripe)
+            part = values[: height - begin]
+            self._fill(number, height, begin, column, part)
+            values, row = values[len(part) :], row + len(part)
+
+    def _fill(self, number: int, height: int, row: int, column: int, values: Array) -> None:
+        """Put values into a stripe of that height; store it when it is full."""
+        with self._lock:
+            if number not in self._stripes:
+                nbytes = height * self._columns * self._element.itemsize
+                self._stripes[number] = (self._memory.take(nbytes), [0])
+            memory, filled = self._stripes[number]
+        stripe = memory.view(self._element).reshape(self._columns, height)
+        stripe[column : column + values.shape[1], row : row + len(values)] = values.T
+        with self._lock:
+            filled[0] += values.size
+            if filled[0] < stripe.size:
+                return
+            del self._stripes[number]
+        if height == self._height:
+            self._store(0, memory)
+        else:
+            for number_of_column, part in enumerate(stripe):
+                place = number_of_column * self._height + number * self._stripe
+                self._store(place * self._element.itemsize, part)
+        self._memory.give(memory)
