@@ -306,12 +306,14 @@ def test_python_m_qtool_tells_its_version() -> None:
 
 def test_help_names_every_command() -> None:
     text = ok("--help").out.decode()
-    for command in ("quantize", "dynamic", "dequantize", "inspect", "dtypes"):
+    for command in ("quantize", "dynamic", "dequantize", "finish", "inspect", "dtypes"):
         assert f" {command} " in text
     assert ok("-h").out.decode() == text
 
 
-@pytest.mark.parametrize("command", ["quantize", "dynamic", "dequantize", "inspect", "dtypes"])
+@pytest.mark.parametrize(
+    "command", ["quantize", "dynamic", "dequantize", "finish", "inspect", "dtypes"]
+)
 def test_every_command_has_help_with_an_example(command: str) -> None:
     assert f"Example: qtool {command}" in ok(command, "--help").out.decode()
 
