@@ -86,6 +86,17 @@ def test_one_line_tells_each_way_of_quantizing(tmp_path: Path) -> None:
     assert ["a.weight", "uint4", "/32", f"{OUT}x{IN}", "5.8", "kB"] in [x.split() for x in lines]
 
 
+def test_a_folder_is_described_like_its_file(tmp_path: Path) -> None:
+    """Through its configuration: MLX's bits are in no header."""
+    foreign = mlx(8, 32)
+    path = foreign.save(tmp_path)
+    for options in ([], ["--stats"]):
+        rows = [ok("inspect", p, "--json", *options).json["tensors"] for p in (path, tmp_path)]
+        assert rows[0] == rows[1]
+        [row] = [row for row in rows[1] if row["quantization"]]
+        assert {key: row["quantization"][key] for key in foreign.known} == foreign.known
+
+
 def test_tiles_are_shown(tmp_path: Path) -> None:
     path = FILES["block-fp8"]().save(tmp_path)
     assert "float8e4m3fn /8x128" in ok("inspect", path).out.decode()
