@@ -94,8 +94,6 @@ ARGUMENTS: list[Any] = [  # arguments after "quantize", exit code, what the line
                  "float8e8m0, float8e4m3fn", id="unknown-scale-dtype"),
     pytest.param("x.npy --dtype float8e4m3fn --method minmax", 2, "--method: float8e4m3fn has no",
                  id="minmax-float"),
-    pytest.param("m.onnx --dtype int8 --scale-dtype float8e4m3fn", 1,
-                 "DequantizeLinear takes no float8e4m3fn scales", id="scale-dtype-of-onnx"),
     pytest.param("x.npy --dtype int8 --nonfinite maybe", 2,
                  "--nonfinite: 'maybe' is unknown; use error or allow", id="nonfinite"),
     pytest.param("x.npy --dtype int8 --semantics dnn", 2,
