@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from qtool import __version__, formats
 from qtool.dtypes import DType, DTypeLike
+from qtool.formats import Source
 from qtool.formats.carried import others
 from qtool.formats.checkpoint import CheckpointSource
 from qtool.formats.folders import Partial
@@ -32,9 +33,8 @@ class DequantizeShard:
     output: DType
     size: tuple[int, int]
 
-    def write(self, source: Path, target: Path, jobs: int, progress: Progress) -> dict[str, Any]:
-        with closing(formats.open(source)) as opened:
-            done = dequantize.write(opened, self.output, target, jobs, progress)
+    def write(self, source: Source, target: Path, jobs: int, progress: Progress) -> dict[str, Any]:
+        done = dequantize.write(source, self.output, target, jobs, progress)
         return {"tensors": dequantize.described(done, self.output)}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial as bound
 from pathlib import Path
@@ -58,36 +58,33 @@ class QuantizeShard:
         given = _words(self.plan, self.given)
         return fingerprint.of_words([*(word.encode() for word in words), *given])
 
-    def write(self, source: Path, target: Path, jobs: int, progress: Progress) -> dict[str, Any]:
+    def write(self, source: Source, target: Path, jobs: int, progress: Progress) -> dict[str, Any]:
         global_scale = [p.info.name for p in self.plan if p.stored and p.stored.global_scale]
         own = set(fusing.fused(global_scale)) - set(self.absmax)
         absmax = fusing.shared(self.largest(source, own, jobs)) | self.absmax
-        with self._job(source, jobs, progress, absmax) as job:
-            job.write(target, "safetensors", external_data=False)
+        job = self._job(source, jobs, progress, absmax)
+        job.write(target, "safetensors", external_data=False)
         return {
             "tensors": [record | {"stats": stats.to_json()} for record, stats in job.records],
             "skipped": [[p.info.name, p.reason] for p in self.plan if p.reason is not None],
         }
 
-    def largest(self, source: Path, names: Collection[str], jobs: int) -> dict[str, float]:
+    def largest(self, source: Source, names: Collection[str], jobs: int) -> dict[str, float]:
         """The largest magnitude of each of these tensors, as far as they are in this shard."""
         if not any(p.info.name in names for p in self.plan):
             return {}
-        with self._job(source, jobs, Silent(), {}) as job:
-            return job.absmax(names)
+        return self._job(source, jobs, Silent(), {}).absmax(names)
 
-    @contextmanager
     def _job(
-        self, source: Path, jobs: int, progress: Progress, absmax: Mapping[str, float]
-    ) -> Iterator[Job]:
+        self, source: Source, jobs: int, progress: Progress, absmax: Mapping[str, float]
+    ) -> Job:
         layout = LAYOUTS[self.layout]
         plan = [
             p if p.stored is None else replace(p, parts=layout.parts(p.info.name, p.stored))
             for p in self.plan
         ]
-        with closing(formats.open(source)) as opened:
-            readable = screening.readable(opened, requantize=True)
-            yield Job(readable, plan, self.given, layout, progress, jobs, absmax)
+        readable = screening.readable(source, requantize=True)
+        return Job(readable, plan, self.given, layout, progress, jobs, absmax)
 
 
 def quantize_folder(
@@ -202,7 +199,8 @@ def _shared_absmax(
     names = set(fusing.fused_across(files))
     found: dict[str, float] = {}
     for name, work in works.items():
-        found |= work.largest(source.shards[name].path, names, jobs)
+        with closing(formats.open(source.shards[name].path)) as opened:
+            found |= work.largest(opened, names, jobs)
     shared = fusing.shared(found)
     return {n: {k: v for k, v in shared.items() if files[k] == n} for n in works}
 
