@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, as_completed
+from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -124,8 +124,10 @@ def run_all(
         for task in tasks:
             yield task, run(task, Part(progress))
         return
-    futures = {executor.submit(run, task): task for task in tasks}
+    futures: dict[Future[Record], Task] = {}
     try:
+        for task in tasks:
+            futures[executor.submit(run, task)] = task
         for future in as_completed(futures):
             task, record = futures[future], future.result()
             if not task.place.target.exists():
