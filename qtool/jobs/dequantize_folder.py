@@ -55,6 +55,7 @@ def dequantize_folder(
     division = Division(resume)
     with streams.opened(src, source_dtype) as opened:
         source = cast(CheckpointSource, opened)
+        folder.check(partial, [source.path], division, force=force)
         dequantize.check_quantized(source)
         others(source.path, source.shards)
         settings = {"dtype": output.name}
@@ -67,7 +68,7 @@ def dequantize_folder(
         )  # fmt: skip
         works = {name: DequantizeShard(output, size) for name, size in _sizes(source, output)}
         result = bound(_result, started=started)
-        with folder.building(partial, run, [source.path], division, force=force):
+        with folder.building(partial, run, division):
             records = folder.build(run, works, partial, division, jobs, progress or Silent())
             return folder.conclude(run, source, partial, records, result, None)
 
