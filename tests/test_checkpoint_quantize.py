@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import stat
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
@@ -222,6 +223,42 @@ def test_an_error_in_another_process_keeps_its_words(folder: Path, tmp_path: Pat
     ):
         qtool.quantize_file(folder, tmp_path / "q", dtype="int8", scheduler=executor)
     assert not (tmp_path / "q").exists()
+
+
+class Killing(ProcessPoolExecutor):
+    """Its processes are killed when they get work."""
+
+    def submit(self, *arguments: Any, **options: Any) -> Any:
+        future = super().submit(*arguments, **options)
+        for pid in list(self._processes):
+            os.kill(pid, signal.SIGKILL)
+        return future
+
+
+def test_a_process_that_dies_is_one_line(folder: Path, tmp_path: Path) -> None:
+    with (
+        Killing(1, mp_context=get_context("spawn")) as executor,
+        pytest.raises(qtool.QtoolError, match="worker: died; look for the cause; --resume goes on"),
+    ):
+        qtool.quantize_file(folder, tmp_path / "q", dtype="int8", scheduler=executor)
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+class Elsewhere(ThreadPoolExecutor):
+    """What its workers write is not to be seen here."""
+
+    def submit(self, function: Any, task: Any, /, **options: Any) -> Any:  # type: ignore[override]
+        future = super().submit(function, task, **options)
+        future.result()
+        task.place.target.unlink()
+        return future
+
+
+def test_workers_with_another_file_system_are_named(folder: Path, tmp_path: Path) -> None:
+    with Elsewhere(1) as executor, pytest.raises(qtool.QtoolError) as caught:
+        qtool.quantize_file(folder, tmp_path / "q", dtype="int8", scheduler=executor)
+    assert str(caught.value).startswith(f"worker: has written {tmp_path / 'q.partial'}")
+    assert str(caught.value).endswith("is not there; give all workers the same file system")
 
 
 # ---------------------------------------------------------------- tensors that belong to each other

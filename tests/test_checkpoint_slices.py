@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import subprocess
@@ -124,6 +125,19 @@ def test_a_slice_with_other_settings_is_refused(
         "that one, or remove the folder"
     )
     assert made(tmp_path / "q") == [NAMES[0]]
+
+
+def test_while_a_slice_is_at_work_others_may_and_finish_must_not(
+    folder: Path, tmp_path: Path
+) -> None:
+    sliced(folder, tmp_path / "q", "1/2")
+    with (tmp_path / "q.partial" / "lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        sliced(folder, tmp_path / "q", "2/2")
+        message = f"{tmp_path / 'q.partial'}: another process is at work in it; wait until"
+        assert message in refused("finish", tmp_path / "q")
+        assert message in refused("quantize", folder, *OPTIONS, "-o", tmp_path / "q", "--resume")
+    ok("finish", tmp_path / "q")
 
 
 # --------------------------------------------------------------------------------------- finish

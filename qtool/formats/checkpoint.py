@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -127,18 +128,14 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
-def weight_map(shards: Mapping[str, Shard]) -> dict[str, str]:
-    """The shard of every tensor, sorted by the tensor's name."""
-    return dict(sorted((info.name, name) for name, s in shards.items() for info in s.infos))
-
-
 def _check_kind(folder: Path) -> None:
     """Refuse a folder that does not look like a checkpoint."""
+    rule = None
     if not os.path.lexists(folder / CONFIG):
         rule = f"is a folder without {CONFIG}"
-        raise FormatError(str(folder), rule, "name a checkpoint folder, or a file in it")
-    if not any(os.path.lexists(folder / name) for name in (SINGLE, INDEX)):
+    elif not any(os.path.lexists(folder / name) for name in (SINGLE, INDEX)):
         rule = f"has neither {SINGLE} nor {INDEX}"
+    if rule is not None:
         raise FormatError(str(folder), rule, "name a checkpoint folder, or a file in it")
 
 
@@ -160,9 +157,8 @@ def _document(folder: Path, name: str) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} appears twice")
+        name, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {name!r} appears twice")
     return unique
 
 

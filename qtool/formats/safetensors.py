@@ -7,7 +7,7 @@ safetensors_header.py) and the tensors' bytes (little-endian, C order) one after
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,15 @@ _PIECE = 8 << 20
 class SafetensorsSource:
     """A safetensors file, open for reading; safe to read from several threads.
 
+    watch: told of all bytes that are read, and of their position in the file.
     Raises FormatError where the file cannot be opened or its header breaks a rule.
     """
 
     container = "safetensors"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, watch: Callable[[memoryview, int], None] | None = None) -> None:
         self.path = path
+        self._watch = watch
         try:
             self._file = path.open("rb", buffering=0)
         except OSError as error:
@@ -125,6 +127,7 @@ class SafetensorsSource:
 
     def _read_into(self, view: memoryview, position: int) -> None:
         """Fill view with the file's bytes from position on."""
+        whole, begin = view, position
         while view:
             try:
                 count = os.preadv(self._file.fileno(), [view], position)
@@ -138,6 +141,8 @@ class SafetensorsSource:
                 )
             view = view[count:]
             position += count
+        if self._watch is not None:
+            self._watch(whole, begin)
 
     def _unreadable(self, error: OSError) -> FormatError:
         return FormatError(str(self.path), f"cannot be read: {error.strerror}")

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from qtool import __version__, formats
 from qtool.dtypes import DType, DTypeLike
+from qtool.formats import Source
 from qtool.formats.carried import others
 from qtool.formats.checkpoint import CheckpointSource
 from qtool.formats.folders import Partial
@@ -32,9 +33,8 @@ class DequantizeShard:
     output: DType
     size: tuple[int, int]
 
-    def write(self, source: Path, target: Path, jobs: int, progress: Progress) -> dict[str, Any]:
-        with closing(formats.open(source)) as opened:
-            done = dequantize.write(opened, self.output, target, jobs, progress)
+    def write(self, source: Source, target: Path, jobs: int, progress: Progress) -> dict[str, Any]:
+        done = dequantize.write(source, self.output, target, jobs, progress)
         return {"tensors": dequantize.described(done, self.output)}
 
 
@@ -55,6 +55,7 @@ def dequantize_folder(
     division = Division(resume)
     with streams.opened(src, source_dtype) as opened:
         source = cast(CheckpointSource, opened)
+        folder.check(partial, [source.path], division, force=force)
         dequantize.check_quantized(source)
         others(source.path, source.shards)
         settings = {"dtype": output.name}
@@ -67,7 +68,7 @@ def dequantize_folder(
         )  # fmt: skip
         works = {name: DequantizeShard(output, size) for name, size in _sizes(source, output)}
         result = bound(_result, started=started)
-        with folder.building(partial, run, [source.path], division, force=force):
+        with folder.building(partial, run, division):
             records = folder.build(run, works, partial, division, jobs, progress or Silent())
             return folder.conclude(run, source, partial, records, result, None)
 

@@ -14,7 +14,7 @@ from qtool import engine
 from qtool.errors import FormatError, OutputError, UsageError
 from qtool.formats import files, folders
 from qtool.formats.carried import others
-from qtool.formats.checkpoint import CONFIG, INDEX, CheckpointSource, shard_of, weight_map
+from qtool.formats.checkpoint import CONFIG, INDEX, CheckpointSource, shard_of
 from qtool.formats.folders import Partial
 from qtool.jobs import shards, streams
 from qtool.jobs.division import Division
@@ -98,18 +98,20 @@ def without(layout: Layout, tensors: Mapping[str, Stored]) -> dict[str, dict[str
     return dict.fromkeys(found) | ({CONFIG: own} if own else {})
 
 
-@contextmanager
-def building(
-    partial: Partial, run: Run, sources: Sequence[Path], division: Division, *, force: bool
-) -> Iterator[None]:
-    """Hold DST.partial while shards are made; it is kept after an error if any of them is done.
-
-    Raises OutputError where DST must not be written, another process is at work, or an earlier
-    run has left something that this one is not to go on with.
-    """
+def check(partial: Partial, sources: Sequence[Path], division: Division, *, force: bool) -> None:
+    """Refuse a DST that must not be written; see folders.check_target()."""
     if not (division.resume and partial.is_published):
         for source in sources:
             folders.check_target(partial.dst, source, force=force)
+
+
+@contextmanager
+def building(partial: Partial, run: Run, division: Division) -> Iterator[None]:
+    """Hold DST.partial while shards are made; it is kept after an error if any of them is done.
+
+    Raises OutputError where another process is at work, or an earlier run has left something that
+    this one is not to go on with.
+    """
     with partial.held(shared=division.slice is not None):
         if partial.is_started:
             _check_left(partial, run, division)
@@ -206,9 +208,10 @@ def _complete(run: Run, source: CheckpointSource, folder: Path) -> None:
     made = {name: shard_of(folder, name) for name in source.shards}
     wanted = ({*carried, *run.documents} - gone) | set(made)
     if source.index is not None:
+        placed = {info.name: name for name, shard in made.items() for info in shard.infos}
         total = sum(info.nbytes for shard in made.values() for info in shard.infos)
         metadata = source.index.get("metadata", {}) | {"total_size": total}
-        index = source.index | {"metadata": metadata, "weight_map": weight_map(made)}
+        index = source.index | {"metadata": metadata, "weight_map": placed}
         _write_json(folder / INDEX, index, sort_keys=True)
         wanted.add(INDEX)
     for path in folders.paths(folder) - wanted:

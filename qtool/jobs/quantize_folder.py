@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import partial as bound
 from pathlib import Path
 from typing import Any, cast
@@ -18,76 +17,20 @@ from qtool.formats import Source
 from qtool.formats.carried import others
 from qtool.formats.checkpoint import CheckpointSource
 from qtool.formats.folders import Partial
-from qtool.jobs import fingerprint, folder, fusing, quantize, screening, streams
+from qtool.jobs import folder, fusing, quantize, screening, streams
 from qtool.jobs.division import Division
 from qtool.jobs.folder import Run
 from qtool.jobs.given import Given
 from qtool.jobs.progress import Progress, Silent
+from qtool.jobs.quantize_shard import QuantizeShard
 from qtool.jobs.shards import Record
-from qtool.jobs.tensors import Job
-from qtool.layouts import LAYOUTS, Layout
+from qtool.layouts import Layout
 from qtool.layouts.dequantized import DequantizedSource
 from qtool.layouts.stored import Stored
 from qtool.plan import Planned, make_plan
 from qtool.recipe import Recipe
 from qtool.report import Report
 from qtool.stats import Stats
-
-
-@dataclass(frozen=True)
-class QuantizeShard:
-    """The work on one shard.
-
-    plan: without parts, which the layout of that name makes again. given: scales of its tensors
-    that the user gives. absmax: the magnitude that tensors share with others in other shards.
-    """
-
-    plan: tuple[Planned, ...]
-    layout: str
-    given: Given | None
-    absmax: dict[str, float]
-
-    @property
-    def size(self) -> tuple[int, int]:
-        quantized = [p.info.nbytes for p in self.plan if p.spec is not None]
-        return len(quantized), sum(quantized)
-
-    def key(self, settings: Mapping[str, Any]) -> str:
-        """Differs wherever the result of the same source would."""
-        words = [json.dumps([settings, self.layout, self.absmax]), repr(self.plan)]
-        given = _words(self.plan, self.given)
-        return fingerprint.of_words([*(word.encode() for word in words), *given])
-
-    def write(self, source: Path, target: Path, jobs: int, progress: Progress) -> dict[str, Any]:
-        global_scale = [p.info.name for p in self.plan if p.stored and p.stored.global_scale]
-        own = set(fusing.fused(global_scale)) - set(self.absmax)
-        absmax = fusing.shared(self.largest(source, own, jobs)) | self.absmax
-        with self._job(source, jobs, progress, absmax) as job:
-            job.write(target, "safetensors", external_data=False)
-        return {
-            "tensors": [record | {"stats": stats.to_json()} for record, stats in job.records],
-            "skipped": [[p.info.name, p.reason] for p in self.plan if p.reason is not None],
-        }
-
-    def largest(self, source: Path, names: Collection[str], jobs: int) -> dict[str, float]:
-        """The largest magnitude of each of these tensors, as far as they are in this shard."""
-        if not any(p.info.name in names for p in self.plan):
-            return {}
-        with self._job(source, jobs, Silent(), {}) as job:
-            return job.absmax(names)
-
-    @contextmanager
-    def _job(
-        self, source: Path, jobs: int, progress: Progress, absmax: Mapping[str, float]
-    ) -> Iterator[Job]:
-        layout = LAYOUTS[self.layout]
-        plan = [
-            p if p.stored is None else replace(p, parts=layout.parts(p.info.name, p.stored))
-            for p in self.plan
-        ]
-        with closing(formats.open(source)) as opened:
-            readable = screening.readable(opened, requantize=True)
-            yield Job(readable, plan, self.given, layout, progress, jobs, absmax)
 
 
 def quantize_folder(
@@ -117,6 +60,7 @@ def quantize_folder(
     with streams.opened(src, source_dtype) as opened:
         source = cast(CheckpointSource, opened)
         sources = [Path(src), *(given.paths if given else [])]
+        folder.check(partial, sources, division, force=force)
         report_path = folder.report_path(report_to, partial)
         streams.check_report(report_path, [*sources, partial.dst], force=force)
         spelled = quantize.chosen_layout(layout, "safetensors", recipe)
@@ -135,7 +79,7 @@ def quantize_folder(
             warnings + _left_out(source), _documents(plan, spelled, readable),
         )  # fmt: skip
         result = bound(report_of, started=started)
-        with folder.building(partial, run, sources, division, force=force):
+        with folder.building(partial, run, division):
             records = folder.build(run, works, partial, division, jobs, progress or Silent())
             if division.slice is not None:
                 return folder.described(run, partial.path, records, result)
@@ -202,7 +146,8 @@ def _shared_absmax(
     names = set(fusing.fused_across(files))
     found: dict[str, float] = {}
     for name, work in works.items():
-        found |= work.largest(source.shards[name].path, names, jobs)
+        with closing(formats.open(source.shards[name].path)) as opened:
+            found |= work.largest(opened, names, jobs)
     shared = fusing.shared(found)
     return {n: {k: v for k, v in shared.items() if files[k] == n} for n in works}
 
@@ -237,15 +182,6 @@ def _check_names(plan: Sequence[Planned]) -> None:
                     f"rename it in the source, or use --exclude '{quantized}'",
                 )
             taken[entry.name] = planned.info.name
-
-
-def _words(plan: Sequence[Planned], given: Given | None) -> Iterator[bytes]:
-    """The given scales and zero points of the tensors, as bytes."""
-    for planned in plan if given is not None else ():
-        for array in given.of(planned.info.name) or () if given is not None else ():
-            if array is not None:
-                yield f"{planned.info.name} {array.dtype} {array.shape}".encode()
-                yield array.tobytes()
 
 
 def _left_out(source: CheckpointSource) -> list[str]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, as_completed
-from contextlib import suppress
+from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from qtool import __version__, engine
 from qtool.errors import FormatError, OutputError, QtoolError
-from qtool.formats import files
+from qtool.formats import Source, files
+from qtool.formats.safetensors import SafetensorsSource
 from qtool.jobs import fingerprint
-from qtool.jobs.fingerprint import Fingerprint
+from qtool.jobs.fingerprint import Fingerprint, Pieces
 from qtool.jobs.progress import Part, Progress, Silent
 
 
@@ -27,7 +28,7 @@ class Work(Protocol):
         """Tensors and bytes that progress counts."""
         ...
 
-    def write(self, source: Path, target: Path, jobs: int, progress: Progress) -> dict[str, Any]:
+    def write(self, source: Source, target: Path, jobs: int, progress: Progress) -> dict[str, Any]:
         """Make target of source, whole or not at all. What is to be said of it, as plain data:
         "tensors", each with its "name", and more."""
         ...
@@ -90,8 +91,10 @@ def run(task: Task, progress: Progress | None = None) -> Record:
         raise QtoolError("worker", f"has qtool {__version__}", f"install {place.version} there")
     jobs = task.jobs or engine.default_jobs()
     with _working:
-        source = fingerprint.of_file(place.source, jobs)
-        findings = task.work.write(place.source, place.target, jobs, progress or Silent())
+        pieces = Pieces()
+        with closing(SafetensorsSource(place.source, pieces.saw)) as opened:
+            findings = task.work.write(opened, place.target, jobs, progress or Silent())
+        source = pieces.of_file(place.source, jobs)
         output = fingerprint.of_file(place.target, jobs)
         record = Record(place.version, place.key, source, output, findings)
         record.save(place.record)
@@ -121,8 +124,10 @@ def run_all(
         for task in tasks:
             yield task, run(task, Part(progress))
         return
-    futures = {executor.submit(run, task): task for task in tasks}
+    futures: dict[Future[Record], Task] = {}
     try:
+        for task in tasks:
+            futures[executor.submit(run, task)] = task
         for future in as_completed(futures):
             task, record = futures[future], future.result()
             if not task.place.target.exists():

@@ -1,0 +1,79 @@
+"""The work of quantizing one shard, which can be done by another process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from qtool.formats import Source
+from qtool.jobs import fingerprint, fusing, screening
+from qtool.jobs.given import Given
+from qtool.jobs.progress import Progress, Silent
+from qtool.jobs.tensors import Job
+from qtool.layouts import LAYOUTS
+from qtool.plan import Planned
+
+
+@dataclass(frozen=True)
+class QuantizeShard:
+    """The work on one shard.
+
+    plan: without parts, which the layout of that name makes again. given: scales of its tensors
+    that the user gives. absmax: the magnitude that tensors share with others in other shards.
+    """
+
+    plan: tuple[Planned, ...]
+    layout: str
+    given: Given | None
+    absmax: dict[str, float]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        quantized = [p.info.nbytes for p in self.plan if p.spec is not None]
+        return len(quantized), sum(quantized)
+
+    def key(self, settings: Mapping[str, Any]) -> str:
+        """Differs wherever the result of the same source would."""
+        words = [json.dumps([settings, self.layout, self.absmax]), repr(self.plan)]
+        given = _words(self.plan, self.given)
+        return fingerprint.of_words([*(word.encode() for word in words), *given])
+
+    def write(self, source: Source, target: Path, jobs: int, progress: Progress) -> dict[str, Any]:
+        global_scale = [p.info.name for p in self.plan if p.stored and p.stored.global_scale]
+        own = set(fusing.fused(global_scale)) - set(self.absmax)
+        absmax = fusing.shared(self.largest(source, own, jobs)) | self.absmax
+        job = self._job(source, jobs, progress, absmax)
+        job.write(target, "safetensors", external_data=False)
+        return {
+            "tensors": [record | {"stats": stats.to_json()} for record, stats in job.records],
+            "skipped": [[p.info.name, p.reason] for p in self.plan if p.reason is not None],
+        }
+
+    def largest(self, source: Source, names: Collection[str], jobs: int) -> dict[str, float]:
+        """The largest magnitude of each of these tensors, as far as they are in this shard."""
+        if not any(p.info.name in names for p in self.plan):
+            return {}
+        return self._job(source, jobs, Silent(), {}).absmax(names)
+
+    def _job(
+        self, source: Source, jobs: int, progress: Progress, absmax: Mapping[str, float]
+    ) -> Job:
+        layout = LAYOUTS[self.layout]
+        plan = [
+            p if p.stored is None else replace(p, parts=layout.parts(p.info.name, p.stored))
+            for p in self.plan
+        ]
+        readable = screening.readable(source, requantize=True)
+        return Job(readable, plan, self.given, layout, progress, jobs, absmax)
+
+
+def _words(plan: Sequence[Planned], given: Given | None) -> Iterator[bytes]:
+    """The given scales and zero points of the tensors, as bytes."""
+    for planned in plan if given is not None else ():
+        for array in given.of(planned.info.name) or () if given is not None else ():
+            if array is not None:
+                yield f"{planned.info.name} {array.dtype} {array.shape}".encode()
+                yield array.tobytes()
