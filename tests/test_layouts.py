@@ -14,12 +14,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 from command import described, metadata, ok, refused, report, stored
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 import qtool
 from qtool import engine
+from qtool.dtypes import DTYPES
 from qtool.engine import stream, tiling
+from qtool.layouts import compressed_tensors
+from qtool.layouts.stored import Stored
+from qtool.packing import pack
+from qtool.spec import Blocked, PerAxis
 
 Array = NDArray[Any]
 # suffix of a part -> its type, and its shape as functions of rows and columns
@@ -390,6 +397,44 @@ def test_one_scale_per_tensor_is_a_vector_of_one(tmp_path: Path) -> None:
         assert (found == values).all()
 
 
+@given(
+    shape=st.tuples(st.integers(1, 40), st.integers(1, 70)),
+    bits=st.sampled_from([2, 4, 8]),
+    group=st.sampled_from([None, 1, 8, 32]),
+    zero_point=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=300, deadline=None)
+def test_words_of_any_shape_hold_the_codes_and_zero_points(
+    shape: tuple[int, int], bits: int, group: int | None, zero_point: bool, seed: int
+) -> None:
+    """Rows that end within a word; zero points packed down the rows."""
+    columns = shape[1] * group if group else shape[1]
+    shape = (shape[0], columns)
+    granularity = Blocked(1, group) if group else PerAxis(0)
+    groups = columns // group if group else 1
+    dtype, float32 = DTYPES[f"int{bits}"], DTYPES["float32"]
+    tensor = Stored(dtype, shape, granularity, float32, float32, zero_point=zero_point)
+    random = np.random.default_rng(seed)
+    low, high = -(1 << (bits - 1)), 1 << (bits - 1)
+    codes = random.integers(low, high, shape).astype(dtype.numpy)
+    zeros = random.integers(low, high, (shape[0], groups)).astype(dtype.numpy)
+    ones = np.ones(shape[0] * groups, np.float32).view(np.uint8)
+    kept = {"codes": pack(codes, dtype), "zero_point": pack(zeros, dtype), "scale": ones}
+    held = {}
+    for part in compressed_tensors.parts("a.weight", tensor):
+        given = [] if part.role == "constant" else [kept[part.role]]
+        data = np.ascontiguousarray(part.encode(*given)).reshape(-1)
+        held[part.entry.name] = data.view(part.entry.dtype.numpy).reshape(part.entry.shape)
+        if given:
+            assert part.decode(data).tobytes() == kept[part.role].tobytes()
+    found = layout_readers.compressed_tensors(held, "a", "pack-quantized", bits)
+    wanted = codes.astype(np.float32)
+    if zero_point:
+        wanted -= zeros.astype(np.float32).repeat(group or columns, axis=1)
+    assert (found == wanted).all()
+
+
 # ---------------------------------------------------------------- refusals
 
 
@@ -458,7 +503,7 @@ def test_what_a_layout_has_no_word_for_is_refused(
         ("q.safetensors", "--layout gguf --preset w4a16",
          "--layout: 'gguf' is unknown; use native, compressed-tensors, modelopt, mlx"),
         ("q.safetensors", "--layout qdq --preset w4a16",
-         "--layout: 'qdq' is unknown; use native, compressed-tensors, modelopt, mlx"),
+         "--layout: qdq is for ONNX models, not safetensors"),
         ("q.safetensors", "--preset w4a16 --activations static",
          "--activations: 'static' is unknown; use dynamic or none"),
     ],
@@ -497,8 +542,8 @@ def test_two_layouts_do_not_share_a_file(source: Path, tmp_path: Path) -> None:
     again = ("quantize", first, "-o", second, "--requantize", "--include", "*down_proj*")
     message = refused(*again, "--preset", "fp8", "--layout", MODELOPT, code=2)
     assert message == (
-        "--layout: model.layers.0.mlp.gate_proj.weight stays quantized in the compressed-tensors layout; "
-        "quantize all that is, or dequantize the file first"
+        "--layout: model.layers.0.mlp.gate_proj.weight stays quantized in the compressed-tensors "
+        "layout; quantize all that is, or dequantize the file first"
     )
     assert not second.exists()
     ok(*again, "--preset", "w8a16", "--layout", COMPRESSED)
