@@ -66,8 +66,9 @@ def _planned(info: TensorInfo, recipe: Recipe, given: Given | None, layout: Layo
         reason = "no scale is given for it" if parameters is None else None
     if reason is not None:
         return Planned(info, reason=reason)
-    spec = layout.adapted(recipe.spec_for(info))
+    spec = recipe.spec_for(info)
     scale_given, has_zero_point = parameters or (None, spec.has_zero_point)
+    spec = layout.adapted(spec, spec.storage_dtype(info.dtype, scale_given))
     scale_dtype = spec.storage_dtype(info.dtype, scale_given)
     stored = Stored.of(
         spec, info.shape, scale_dtype, info.dtype,

@@ -90,8 +90,8 @@ class QuantizedTensor:
         """(y - zero_point) * scale, computed in dtype: float32, float16 or bfloat16."""
         scale = operator_scale(self.scale, self.global_scale)
         bias = None
-        if self.spec.bias and self.zero_point is not None:
-            bias = bias_of(self.scale, self.zero_point)
+        if self.spec.bias:
+            bias = bias_of(self.scale, self.zero_point, self.spec.dtype)
         return dequantize(self.y, scale, self.zero_point, self.spec.granularity, dtype, bias)
 
 
@@ -164,12 +164,11 @@ def dequantize(
     return ops.cast(computed, output) if wide else computed
 
 
-def bias_of(scale: Array, zero_point: Array) -> Array:
+def bias_of(scale: Array, zero_point: Array | None, dtype: DType) -> Array:
     """-(zero_point - lowest code) * scale, rounded to the scale's type, as float32."""
-    dtype, storage = resolve(zero_point.dtype), resolve(scale.dtype)
-    steps = zero_point.astype(np.float32) - np.float32(dtype.qmin)
-    product = -steps * operator_scale(scale).astype(np.float32)
-    return ops.cast(product, storage).astype(np.float32)
+    zero = np.float32(0) if zero_point is None else zero_point.astype(np.float32)
+    product = (np.float32(dtype.qmin) - zero) * operator_scale(scale).astype(np.float32)
+    return ops.cast(product, resolve(scale.dtype)).astype(np.float32)
 
 
 _EVERY_BYTE = np.arange(256, dtype=np.uint8)

@@ -23,7 +23,7 @@ Array = NDArray[Any]
 PYTHON = [sys.executable, "-m", "qtool"]
 DTYPES = {
     "I8": np.int8, "U8": np.uint8, "I16": np.int16, "U16": np.uint16, "I32": np.int32,
-    "I64": np.int64, "F64": np.float64, "F32": np.float32, "F16": np.float16,
+    "U32": np.uint32, "I64": np.int64, "F64": np.float64, "F32": np.float32, "F16": np.float16,
     "BF16": ml_dtypes.bfloat16, "F8_E4M3": ml_dtypes.float8_e4m3fn,
     "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz, "F8_E5M2": ml_dtypes.float8_e5m2,
     "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz, "F8_E8M0": ml_dtypes.float8_e8m0fnu,

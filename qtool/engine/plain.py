@@ -62,7 +62,7 @@ def _quantize_boxes(
     source, original, codes = single.reshape(shape), x.reshape(shape), y.reshape(shape)
     groups = _Groups(x.shape, spec.granularity)
     divisor = operator_scale(scale, over)
-    bias = bias_of(scale, zero) if spec.bias and zero is not None else None
+    bias = bias_of(scale, zero, dtype) if spec.bias else None
     for box in _boxes(shape):
         s = groups.of(divisor, box)
         z = None if zero is None else groups.of(zero, box)

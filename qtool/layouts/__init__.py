@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from qtool.dtypes import DType
 from qtool.layouts import compressed_tensors, mlx, modelopt, native, nbits
 from qtool.layouts.stored import Part, Stored
 from qtool.spec import QuantSpec, TensorInfo
@@ -19,8 +20,9 @@ class Layout(Protocol):
     name: str
     left_alone: Sequence[str]
 
-    def adapted(self, spec: QuantSpec) -> QuantSpec:
-        """The spec with the type of scales that the layout wants, where none was asked for."""
+    def adapted(self, spec: QuantSpec, storage: DType) -> QuantSpec:
+        """The spec with the type of scales that the layout wants, where none was asked for, and
+        with a bias where its readers add one. storage: the type of scales by the spec alone."""
         ...
 
     def obstacle(self, info: TensorInfo, stored: Stored) -> str | None:

@@ -87,7 +87,7 @@ def _format(stored: Stored) -> _Format:
     )
 
 
-def adapted(spec: QuantSpec) -> QuantSpec:
+def adapted(spec: QuantSpec, storage: DType) -> QuantSpec:
     """The spec as it is: any type of scales will do."""
     return spec
 

@@ -18,7 +18,7 @@ from qtool.layouts.metadata import KEY, read_metadata
 from qtool.layouts.stored import Part, unchanged
 from qtool.packing import pack, unpack
 from qtool.spec import Reader, TensorInfo, bytes_of, reader_of
-from qtool.tensor import Codes, dequantize, operator_scale
+from qtool.tensor import Codes, bias_of, dequantize, operator_scale
 
 Array = NDArray[Any]
 
@@ -134,8 +134,11 @@ class DequantizedSource:
 
     def _bias(self, name: str) -> Array | None:
         """What readers add in the place of the zero point, as float32."""
-        if not self.tensors[name].bias:
+        stored = self.tensors[name]
+        if not stored.bias:
             return None
+        if not stored.zero_point:
+            return bias_of(self.parameters(name)[0], None, stored.dtype)
         bias = self.original.read(self._part(name, "zero_point").entry.name)
         return bias.astype(np.float32)
 

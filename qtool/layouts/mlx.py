@@ -51,9 +51,10 @@ def _mode(stored: Stored) -> str:
     )
 
 
-def adapted(spec: QuantSpec) -> QuantSpec:
-    """The spec with a bias for the zero point."""
-    return replace(spec, bias=spec.has_zero_point)
+def adapted(spec: QuantSpec, storage: DType) -> QuantSpec:
+    """The spec with a bias for the zero point, where that makes a difference."""
+    is_rounded = spec.dtype.is_integer and storage.bits == 32
+    return replace(spec, bias=spec.has_zero_point or is_rounded)
 
 
 def obstacle(info: TensorInfo, stored: Stored) -> str | None:

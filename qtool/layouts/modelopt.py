@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from qtool.dtypes import DTYPES
+from qtool.dtypes import DTYPES, DType
 from qtool.errors import UsageError
 from qtool.formats import Entry
 from qtool.layouts import compressed_tensors
@@ -38,7 +38,7 @@ def _algorithm(stored: Stored) -> str:
     )
 
 
-def adapted(spec: QuantSpec) -> QuantSpec:
+def adapted(spec: QuantSpec, storage: DType) -> QuantSpec:
     """The spec with float32 scales of float8 weights."""
     if spec.dtype.name == "float8e4m3fn" and spec.scale_dtype is None:
         return replace(spec, scale_dtype=DTYPES["float32"])

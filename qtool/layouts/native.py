@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qtool.dtypes import DTYPES
+from qtool.dtypes import DTYPES, DType
 from qtool.formats import Entry
 from qtool.layouts.stored import Part, Stored, codes_entry
 from qtool.spec import QuantSpec, TensorInfo
@@ -18,7 +18,7 @@ name = "native"
 left_alone: Sequence[str] = ()
 
 
-def adapted(spec: QuantSpec) -> QuantSpec:
+def adapted(spec: QuantSpec, storage: DType) -> QuantSpec:
     """The spec as it is: any type of scales will do."""
     return spec
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from onnx import FunctionProto, ModelProto, NodeProto
 
+from qtool.dtypes import DType
 from qtool.formats import Entry
 from qtool.formats.onnx import OnnxSource
 from qtool.formats.onnx import graph as onnx_graph
@@ -125,7 +126,7 @@ class NBitsLayout:
         self._source, self._spec = source, spec
         self._uses = NBitsUses(source.model, source.bodies)
 
-    def adapted(self, spec: QuantSpec) -> QuantSpec:
+    def adapted(self, spec: QuantSpec, storage: DType) -> QuantSpec:
         """The spec as it is."""
         return spec
 
