@@ -126,6 +126,7 @@ def _tiling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(tiling, "TILE", tile)
     monkeypatch.setattr(tiling, "_SMALL_TILE", min(tile, tiling._SMALL_TILE))
     monkeypatch.setattr(stream, "_LONGEST_SPAN", longest)
+    monkeypatch.setattr(stream, "_GROUPS", max(longest, 1000) // 10)
 
 
 @pytest.mark.usefixtures("_tiling")

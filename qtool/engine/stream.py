@@ -30,6 +30,8 @@ Array = NDArray[Any]
 
 # Groups that lie within so many elements are read once; others in two passes.
 _LONGEST_SPAN = 1 << 22
+# Groups whose scales are computed at once.
+_GROUPS = 1 << 20
 # Tiles whose figures are added up at once.
 _TOGETHER = 64
 
@@ -164,34 +166,48 @@ class Stream:
     def _choose(self) -> tuple[Array, Array | None]:
         """The scale and zero point of all groups, from a pass over the tensor of its own."""
         shape = self._spec.granularity.scale_shape(self._asked.shape)
-        low, high = self._extremes(self._quantizer, math.prod(shape))
+        low, high = self._extremes(self._quantizer, math.prod(shape), self._span)
+        storage, over = self._asked.storage, self._over or 1.0
+        scale, zero_points = np.empty(low.size, storage.numpy), []
         with naming(self._asked.name):
-            return scales.from_ranges(
-                low.reshape(shape), high.reshape(shape), self._spec, self._asked.storage,
-                over=self._over or 1.0,
-            )  # fmt: skip
+            for start in range(0, low.size, _GROUPS):
+                part = slice(start, start + _GROUPS)
+                scale[part], zero_point = scales.from_ranges(
+                    low[part], high[part], self._spec, storage, over=over
+                )
+                zero_points += [] if zero_point is None else [zero_point]
+        whole = np.concatenate(zero_points).reshape(shape) if zero_points else None
+        return scale.reshape(shape), whole
 
     def absmax(self) -> float:
         """The largest magnitude of the tensor's finite elements, from a pass of its own."""
         asked = self._asked
         whole = TileQuantizer(asked.shape, asked.source, self._spec.at(PerTensor()))
-        return float(self._extremes(whole, 1)[1][0])
+        return float(self._extremes(whole, 1, None)[1][0])
 
     def _global_scale(self) -> float:
         absmax = self.absmax() if self._asked.absmax is None else self._asked.absmax
         return scales.global_scale(absmax, scales.symmetric_levels(self._spec.dtype))
 
-    def _extremes(self, quantizer: TileQuantizer, count: int) -> tuple[Array, Array]:
-        """The range of all groups of a quantizer, of which there are count."""
+    def _extremes(
+        self, quantizer: TileQuantizer, count: int, span: tuple[int, int] | None
+    ) -> tuple[Array, Array]:
+        """The range of all groups of a quantizer, of which there are count; span: see
+        group_span()."""
         low, high = np.full((2, count), np.nan, np.float32)
+        length, many = span or (max(self._size, 1), count)
 
-        def ranges(start: int) -> tuple[Array, Array]:
-            values = self._values(start, min(start + self._tile_size, self._size))
-            return self._ranges(values, start, 0, count, quantizer)
+        def ranges(start: int) -> tuple[slice, Array, Array]:
+            stop = min(start + self._tile_size, self._size)
+            first, last = start // length * many, -(-stop // length) * many
+            values = self._values(start, stop)
+            found = self._ranges(values, start, first, last - first, quantizer)
+            return slice(first, last), *found
 
-        def widen(tile: tuple[Array, Array]) -> None:
-            np.fmin(low, tile[0], out=low)  # NaN: no element of the group in the tile
-            np.fmax(high, tile[1], out=high)
+        def widen(tile: tuple[slice, Array, Array]) -> None:
+            part, lowest, highest = tile
+            np.fmin(low[part], lowest, out=low[part])  # NaN: no element of the group in the tile
+            np.fmax(high[part], highest, out=high[part])
 
         in_order(ranges, self._starts(), self._jobs, widen)
         return low, high

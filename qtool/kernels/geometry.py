@@ -52,6 +52,6 @@ def group_span(shape: Shape, granularity: Granularity) -> tuple[int, int] | None
     if not isinstance(granularity, Blocked):
         return None
     size, inner = shape[granularity.axis], math.prod(shape[granularity.axis + 1 :])
-    if size % granularity.block_size == 0:
-        return granularity.block_size * inner, inner
+    if size % granularity.block_size == 0 or size * inner == math.prod(shape):
+        return granularity.block_size * inner, inner  # the last run may be shorter
     return size * inner, -(-size // granularity.block_size) * inner
