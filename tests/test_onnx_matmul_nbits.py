@@ -408,6 +408,8 @@ def test_tiles_threads_and_stripes_change_no_byte(
     assert files(3) == plain
     monkeypatch.setattr("qtool.layouts.reordered._STRIPE", 20_000)
     assert files(3) == plain
+    monkeypatch.setattr("qtool.layouts.reordered._PIECE", 1)
+    assert files(3) == plain
     monkeypatch.setattr("qtool.layouts.reordered._STEP", 5_000)
     monkeypatch.setattr("qtool.layouts.nbits_codes._STEP", 5_000)
     monkeypatch.setattr("qtool.layouts.reordered._TILE", 100)

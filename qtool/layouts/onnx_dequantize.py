@@ -25,6 +25,7 @@ from qtool.formats.onnx.writer import ModelWriter
 from qtool.layouts.onnx_dequantizers import Dequantizer, dequantizers
 from qtool.layouts.onnx_integer_back import FloatProducts
 from qtool.layouts.onnx_nbits_floats import NBitsFolding
+from qtool.layouts.reordered import Memory
 from qtool.spec import Granularity, Shape, Writer
 from qtool.tensor import Codes
 
@@ -101,9 +102,10 @@ class OnnxDequantized:
             for name, (_, found) in self._made.items():
                 with found.codes() as codes, writer.writing(name) as write:
                     restore(codes, write, name)
+            memory = Memory(path.resolve().parent)
             for name, weight in self._nbits.weights.items():
                 with weight.reading(self._source) as codes, writer.writing(name) as write:
-                    restore(codes, self._nbits.through(name, write), name)
+                    restore(codes, self._nbits.through(name, write, memory), name)
 
     def _gives_scales(self, inner: Dequantizer, found: Sequence[Dequantizer]) -> bool:
         """Whether a node's result is read as the scale of other nodes that are folded alone."""

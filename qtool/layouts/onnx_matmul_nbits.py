@@ -52,7 +52,7 @@ class OnnxMatMulNBits:
         self._names = Names(source.model)
         self._model = ModelProto()
         self._model.CopyFrom(source.model)
-        self._memory = Memory()
+        self._memory = Memory(path.resolve().parent)
         self._storages: dict[str, list[Storage]] = {}
         self._parts: dict[str, dict[Form, list[str]]] = {}  # of each storage
         made = self._replace(weights) if weights else {}

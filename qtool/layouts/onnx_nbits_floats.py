@@ -43,7 +43,6 @@ class NBitsFolding:
         names: Names,
     ) -> None:
         self._source, self._dtype, self._names = source, dtype, names
-        self._memory = Memory()
         self.weights: dict[str, NBitsWeight] = {}
         self.read_as: dict[str, str] = {}
         self.replaced: set[str] = set()
@@ -61,7 +60,7 @@ class NBitsFolding:
         if uses:
             _forget_domain(model)
 
-    def through(self, name: str, write: Writer) -> Writer:
+    def through(self, name: str, write: Writer, memory: Memory) -> Writer:
         """A Writer of a weight's restored codes, which stores the floats of that name."""
         weight = self.weights[name]
         if weight.operator == GATHER:
@@ -69,7 +68,7 @@ class NBitsFolding:
         rows, columns = weight.stored
         element = np.dtype(f"u{self._dtype.numpy.itemsize}")
         kept = weight.shape[0]
-        return Transposed((rows, columns), element, write, self._memory, kept=kept).write
+        return Transposed((rows, columns), element, write, memory, kept=kept).write
 
     def _add(self, weight: NBitsWeight, body: Body) -> str:
         """Store floats in a body, without values yet; the name under which nodes read them, in the

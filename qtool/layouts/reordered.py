@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.formats import write_at
 from qtool.spec import Writer
 
 Array = NDArray[Any]
 
-# Bytes of a matrix that are transposed in memory; what is larger goes to the file in stripes.
-_STRIPE = 48 << 20
+# Bytes of a matrix that are transposed in memory; what is larger is put together from stripes.
+_STRIPE = 32 << 20
+# Bytes of a stripe's part of a stored row from which on it may go to its place alone.
+_PIECE = 4096
 # Bytes of a stored row that one step fills, and bytes of rows that a step takes at most.
 _LINE, _STEP = 64, 1 << 22
 # Elements that are transposed at once: they stay in the L2 cache.
@@ -22,9 +28,13 @@ _TILE = 1 << 18
 
 
 class Memory:
-    """Memory that is used again: the first touch of fresh memory can cost more than the work."""
+    """Memory that is used again: the first touch of fresh memory can cost more than the work.
 
-    def __init__(self) -> None:
+    folder: where room on disk is taken, in files without names.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._free: dict[int, list[Array]] = {}
         self._held = 0
         self._lock = threading.Lock()
@@ -44,6 +54,10 @@ class Memory:
                 self._free, self._held = {}, 0
             self._free.setdefault(memory.size, []).append(memory)
             self._held += memory.size
+
+    def file(self) -> BinaryIO:
+        """An empty file, gone when it is closed."""
+        return TemporaryFile(dir=self._folder, buffering=0)
 
 
 class Rows:
@@ -130,6 +144,9 @@ class Transposed:
         self._stripe = max(min(stripe, self._height) // step, 1) * step
         if self._height <= stripe:
             self._stripe = self._height
+        is_small = self._stripe * element.itemsize < min(_PIECE, self._height * element.itemsize)
+        self._scratch = memory.file() if is_small else None
+        self._kept = 0  # stored rows that are in it
         self._lock = threading.Lock()
         self._stripes: dict[int, tuple[Array, list[int]]] = {}  # memory, elements that are in it
         self._rows = Rows(rows, width, step * per, self._take, memory)
@@ -168,10 +185,39 @@ class Transposed:
             if filled[0] < stripe.size:
                 return
             del self._stripes[number]
-        if height == self._height:
-            self._store(0, memory)
-        else:
-            for number_of_column, part in enumerate(stripe):
-                place = number_of_column * self._height + number * self._stripe
-                self._store(place * self._element.itemsize, part)
+        self._stripe_done(number, height, stripe)
         self._memory.give(memory)
+
+    def _stripe_done(self, number: int, height: int, stripe: Array) -> None:
+        """Store a stripe, [columns, height], or keep it until all are there."""
+        size, row = self._element.itemsize, number * self._stripe
+        if height == self._height:
+            self._store(0, stripe.reshape(-1))
+        elif self._scratch is None:
+            for column, part in enumerate(stripe):
+                self._store((column * self._height + row) * size, part)
+        else:
+            place = row * self._columns * size
+            write_at(self._scratch.fileno(), place, stripe.reshape(-1).view(np.uint8).data)
+            with self._lock:
+                self._kept += height
+                if self._kept < self._height:
+                    return
+            self._assemble(self._scratch)
+
+    def _assemble(self, scratch: BinaryIO) -> None:
+        """Store what was kept, some columns at a time."""
+        size = self._element.itemsize
+        step = max(_STRIPE // (self._height * size), 1)
+        for column in range(0, self._columns, step):
+            count = min(step, self._columns - column)
+            memory = self._memory.take(count * self._height * size)
+            whole = memory.view(self._element).reshape(count, self._height)
+            for row in range(0, self._height, self._stripe):
+                part = whole[:, row : row + self._stripe]
+                place = (row * self._columns + column * part.shape[1]) * size
+                stored = os.pread(scratch.fileno(), part.nbytes, place)
+                part[:] = np.frombuffer(stored, self._element).reshape(part.shape)
+            self._store(column * self._height * size, memory)
+            self._memory.give(memory)
+        scratch.close()
