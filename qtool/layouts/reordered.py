@@ -155,7 +155,8 @@ class Transposed:
     def _take(self, first: int, rows: Array) -> None:
         if self._pack is None:
             rows = rows.view(self._element)
-        width = max(_TILE // len(rows), 1)
+        # rows a power of two of bytes apart would share few places in the caches
+        width = _TILE // len(rows) + _LINE
         for begin in range(0, self._columns, width):
             values = rows[:, begin : min(begin + width, self._columns)]
             self._place(
