@@ -260,10 +260,9 @@ def test_tiles_are_for_onnx_semantics(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "options", [["--dtype", "int8", "--tile", "2x2"], ["--preset", "fp8-block"]]
-)
-def test_onnx_has_no_word_for_tiles(options: list[str], tmp_path: Path) -> None:
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """An ONNX model of one product."""
     weight = numpy_helper.from_array(WEIGHTS["ragged"], "w")
     node = helper.make_node("MatMul", ["x", "w"], ["y"])
     x, y = (
@@ -271,9 +270,31 @@ def test_onnx_has_no_word_for_tiles(options: list[str], tmp_path: Path) -> None:
         for name, size in (("x", 150), ("y", 70))
     )
     graph = helper.make_graph([node], "g", [x], [y], [weight])
-    save_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]),
-               tmp_path / "m.onnx")  # fmt: skip
-    message = refused("quantize", tmp_path / "m.onnx", *options, code=2)
-    assert message == "--tile: ONNX has no word for tiles; use --block-size"
-    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
-    assert set(initializers(tmp_path / "m.onnx")) == {"w"}
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    save_model(made, tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+NO_TILES = "--tile: ONNX has no word for tiles; use --block-size"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--dtype int8 --tile 2x2", NO_TILES), ("--preset fp8-block", NO_TILES),
+        ("--dtype int8 --activations dynamic",
+         "--activations: ONNX says it by operators in the graph; use `qtool dynamic --graph`"),
+        ("--dtype int8 --layout mlx",
+         "--layout: mlx cannot be written to ONNX; use qdq or matmul-nbits"),
+    ],
+)  # fmt: skip
+def test_onnx_has_no_word_for_tiles(options: str, message: str, model: Path) -> None:
+    assert refused("quantize", model, *options.split(), code=2) == message
+    assert [path.name for path in model.parent.iterdir()] == ["m.onnx"]
+
+
+def test_a_preset_of_onnx_is_about_the_weights(model: Path, tmp_path: Path) -> None:
+    for name, options in (("a", "--preset int8"), ("b", "--dtype int8")):
+        ok("quantize", model, "-o", tmp_path / f"{name}.onnx", *options.split())
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+    assert np.dtype(np.int8) in {a.dtype for a in initializers(tmp_path / "a.onnx").values()}
