@@ -247,6 +247,9 @@ def chosen_layout(name: str | None, container: str, recipe: Recipe) -> Layout:
             raise UsageError("--layout", rule, "use " + " or ".join(ONNX_LAYOUTS))
         if recipe.tile is not None:
             raise UsageError("--tile", "ONNX has no word for tiles", "use --block-size")
+        if recipe.activations and recipe.preset is None:
+            rule = "ONNX says it by operators in the graph"
+            raise UsageError("--activations", rule, "use `qtool dynamic --graph`")
         return native
     if name in ONNX_LAYOUTS:
         raise UsageError("--layout", f"{name} is for ONNX models, not {container}")

@@ -74,6 +74,7 @@ def _format(stored: Stored) -> _Format:
             and found.activations in (None, stored.activations)
             and found.block_size in (None, attributes.get("block_size"))
             and stored.global_scale == found.name.startswith("nvfp4")
+            and (stored.dtype.is_integer or not stored.zero_point)
             and attributes.get("axis") in (None, 1 if "block_size" in attributes else 0)
         )
         if fits:

@@ -16,10 +16,11 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from qtool.errors import FormatError
+from qtool.errors import FormatError, UsageError
 from qtool.formats import Entry, Source
 from qtool.layouts import LAYOUTS, Layout, native
 from qtool.layouts.stored import Stored
+from qtool.spec import TensorInfo
 
 VERSION = 1
 KEY = "qtool"
@@ -63,8 +64,29 @@ def read_metadata(source: Source) -> Description:
             )
         layout = LAYOUTS[described.get("layout", native.name)]
         tensors = described["tensors"].items()
-        return Description(layout, {name: Stored.from_json(fields) for name, fields in tensors})
+        found = {name: Stored.from_json(fields) for name, fields in tensors}
+        for name, stored in found.items():
+            _check(layout, name, stored)
+        return Description(layout, found)
     except FormatError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise FormatError(thing, f"cannot be read ({error!r})", "the file is damaged") from error
+
+
+def _check(layout: Layout, name: str, stored: Stored) -> None:
+    """Raise ValueError for a tensor that the layout has no place for."""
+    info = TensorInfo(name, stored.shape, stored.source_dtype, 0)
+    try:
+        reason = layout.obstacle(info, stored)
+    except UsageError as error:
+        reason = error.rule
+    if reason is not None:
+        raise ValueError(f"{name}: {reason}")
+    parts = {part.role: part.entry for part in layout.parts(name, stored)}
+    if stored.zero_point and "zero_point" not in parts:
+        raise ValueError(f"{name}: zero_point")
+    if stored.global_scale and "global_scale" not in parts:
+        raise ValueError(f"{name}: global_scale")
+    if stored.bias and stored.zero_point and parts["zero_point"].dtype != stored.scale_dtype:
+        raise ValueError(f"{name}: bias")

@@ -41,7 +41,7 @@ def _mode(stored: Stored) -> str:
     if along_rows and is_float and dtype.is_integer and dtype.bits <= 8 and block_size in _GROUPS:
         return _AFFINE
     mx = (dtype.name, stored.scale_dtype.name, block_size) == ("float4e2m1", "float8e8m0", 32)
-    if along_rows and mx:
+    if along_rows and mx and not stored.zero_point:
         return _MXFP4
     raise UsageError(
         f"--layout {name}",

@@ -28,7 +28,7 @@ def _algorithm(stored: Stored) -> str:
     way = (stored.dtype.name, stored.scale_dtype.name, stored.granularity, stored.activations)
     if stored.global_scale and way == ("float4e2m1", "float8e4m3fn", Blocked(1, 16), False):
         return _NVFP4
-    if way == ("float8e4m3fn", "float32", PerAxis(0), True):
+    if way == ("float8e4m3fn", "float32", PerAxis(0), True) and not stored.zero_point:
         return _FP8
     raise UsageError(
         f"--layout {name}",

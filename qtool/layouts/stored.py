@@ -108,7 +108,7 @@ class Stored:
         flags = [fields["zero_point"], *optional]
         if not {type(flag) for flag in flags} <= {bool}:
             raise TypeError("zero_point, global_scale, bias, activations")
-        return cls(
+        made = cls(
             resolve_target(DTYPES[fields["dtype"]]),
             shape,
             _granularity(fields).resolve(shape),
@@ -116,6 +116,9 @@ class Stored:
             DTYPES[fields["source_dtype"]],
             *flags,
         )
+        if made.bias and not (made.dtype.is_integer and isinstance(made.granularity, Blocked)):
+            raise ValueError("bias")
+        return made
 
 
 def _granularity(fields: Mapping[str, Any]) -> Granularity:
