@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,14 @@ from qtool import ops, packing, scales
 from qtool.dtypes import resolve
 from qtool.engine.plain import naming, nonfinite_error
 from qtool.engine.request import Request
+from qtool.engine.tally import Groups, Tally
 from qtool.engine.tiling import tile_size
 from qtool.errors import TensorError
 from qtool.kernels.geometry import group_span
 from qtool.kernels.tensor import TileFigures, TileQuantizer, divided
 from qtool.pool import buffer, in_order
 from qtool.spec import PerTensor, Reader, Writer, reader_of
-from qtool.stats import Stats
-from qtool.tensor import Outcome, QuantizedTensor, Target, operator_scale
+from qtool.tensor import Outcome, QuantizedTensor, Target
 
 Array = NDArray[Any]
 
@@ -32,42 +31,6 @@ Array = NDArray[Any]
 _LONGEST_SPAN = 1 << 22
 # Groups whose scales are computed at once.
 _GROUPS = 1 << 20
-# Tiles whose figures are added up at once.
-_TOGETHER = 64
-
-
-@dataclass(frozen=True)
-class _Groups:
-    """Scales and zero points, in one dimension, of the groups from number first on.
-
-    divisor, offset: the same as float32, the scale times the global one; no offset at all means 0.
-    """
-
-    scale: Array
-    zero_point: Array | None
-    divisor: Array
-    offset: Array
-    first: int
-
-    @classmethod
-    def of(
-        cls, scale: Array, zero_point: Array | None, first: int = 0, over: float | None = None
-    ) -> _Groups:
-        """Groups with parameters of any shape."""
-        scale, offset = scale.reshape(-1), np.empty(0, np.float32)
-        if zero_point is not None:
-            zero_point = zero_point.reshape(-1)
-            offset = zero_point.astype(np.float32)
-        divisor = operator_scale(scale, over).astype(np.float32, copy=False)
-        return cls(scale, zero_point, divisor, offset, first)
-
-    def part(self, begin: int, end: int) -> _Groups:
-        """The groups from number begin to end."""
-        place = slice(begin - self.first, end - self.first)
-        zero_point = None if self.zero_point is None else self.zero_point[place]
-        return _Groups(
-            self.scale[place], zero_point, self.divisor[place], self.offset[place], begin
-        )
 
 
 class Stream:
@@ -100,12 +63,12 @@ class Stream:
         if self._spec.global_scale:
             self._over = self._global_scale()
         if self._asked.given is not None:
-            known = _Groups.of(*self._asked.given)
+            known = Groups.of(*self._asked.given)
         elif self._span is None or self._span[0] > _LONGEST_SPAN:
-            known = _Groups.of(*self._choose(), over=self._over)
-        tally = _Tally()
+            known = Groups.of(*self._choose(), over=self._over)
+        tally = Tally()
 
-        def take(tile: tuple[TileFigures, _Groups]) -> None:
+        def take(tile: tuple[TileFigures, Groups]) -> None:
             figures, groups = tile
             tally.add(figures, groups)
             self._moved(figures.elements * self._source.numpy.itemsize)
@@ -129,9 +92,7 @@ class Stream:
     def _starts(self) -> range:
         return range(0, self._size, self._tile_size)
 
-    def _tile(
-        self, start: int, known: _Groups | None, target: Target
-    ) -> tuple[TileFigures, _Groups]:
+    def _tile(self, start: int, known: Groups | None, target: Target) -> tuple[TileFigures, Groups]:
         """Quantize and store one tile; its figures, and the groups that begin in it."""
         stop = min(start + self._tile_size, self._size)
         if known is None:
@@ -151,7 +112,7 @@ class Stream:
             target.scale(own.first * own.scale.itemsize, own.scale)
         return figures, own
 
-    def _with_scales(self, start: int, stop: int) -> tuple[Array, _Groups, _Groups]:
+    def _with_scales(self, start: int, stop: int) -> tuple[Array, Groups, Groups]:
         """Elements, the groups that they belong to, and those of them that begin there."""
         assert self._span is not None
         length, count = self._span
@@ -159,7 +120,7 @@ class Stream:
         window = self._values(begin, min(end, self._size))  # the last span may be shorter
         first = begin // length * count
         ranges = self._ranges(window, begin, first, (end - begin) // length * count)
-        groups = _Groups.of(*self._parameters(*ranges), first, self._over)
+        groups = Groups.of(*self._parameters(*ranges), first, self._over)
         own = groups.part(-(-start // length) * count, -(-stop // length) * count)
         return window[start - begin : stop - begin], groups, own
 
@@ -276,45 +237,3 @@ def _writer_of(array: Array) -> Writer:
         stored[offset : offset + data.nbytes] = data.view(np.uint8)
 
     return write
-
-
-class _Tally:
-    """Adds up the tiles of a tensor, in their order."""
-
-    def __init__(self) -> None:
-        self.stats = Stats()
-        self.scales = 0
-        self.low, self.high = math.inf, -math.inf
-        self.zero_points: list[Array] = []
-        self._recent: list[TileFigures] = []
-
-    def add(self, figures: TileFigures, groups: _Groups) -> None:
-        """One more tile, and the groups that begin in it."""
-        self._recent.append(figures)
-        if len(self._recent) == _TOGETHER:
-            self.merge()
-        if groups.scale.size:
-            self.scales += groups.scale.size
-            self.low = min(self.low, float(groups.divisor.min()))
-            self.high = max(self.high, float(groups.divisor.max()))
-        if groups.zero_point is not None:
-            self.zero_points.append(groups.zero_point)
-
-    def merge(self) -> None:
-        """Bring stats up to date."""
-        tiles, self._recent = self._recent, []
-        if not tiles:
-            return
-        stats = self.stats
-        counts = np.sum([tile.counts[:6] for tile in tiles], axis=0).tolist()
-        low, high, zeros, flushed, nan, inf = counts
-        added = Stats(sum(t.elements for t in tiles), nan, inf, zeros, low, high, flushed)
-        if added.elements > nan + inf:
-            added.min, added.max = TileFigures.extremes(tiles)
-            worst = max(tiles, key=lambda tile: float(tile.worst[0]))
-            added.max_abs_error = float(worst.worst[0])
-            added.max_abs_error_at = int(worst.counts[6]) - stats.elements
-        stats.merge(added)
-        with np.errstate(invalid="ignore"):  # Inf - Inf
-            sums = np.concatenate([stats.sums[None], *(tile.sums for tile in tiles)])
-            stats.sums = np.add.accumulate(sums)[-1].copy()  # not all of them
