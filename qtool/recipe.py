@@ -49,7 +49,7 @@ class Recipe:
         if _matches(self.exclude, info.name):
             return "excluded"
         if not self.include and _matches(self.left_alone, info.name):
-            return "left alone by custom; --include it"
+            return "left alone by custom of the layout; --include '*' takes it too"
         if info.obstacle is not None:
             return info.obstacle
         if self.bare:

@@ -158,7 +158,7 @@ def test_finish_names_what_is_missing(folder: Path, tmp_path: Path) -> None:
     assert f"lacks {NAMES[2]}, or it is not" in refused("finish", tmp_path / "q")
     sliced(folder, tmp_path / "q", "3/3")
     ok("finish", tmp_path / "q")
-    assert "q.partial: has no shards" in refused("finish", tmp_path / "q")
+    assert "q: is complete already" in refused("finish", tmp_path / "q")
 
 
 def new_source(folder: Path, target: Path) -> str:

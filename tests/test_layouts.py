@@ -48,7 +48,8 @@ SHAPES = {
 LINEAR = [n for n in SHAPES if "_proj.weight" in n]
 ODD, VOCABULARY = "model.layers.0.odd.weight", ["model.embed_tokens.weight", "lm_head.weight"]
 CUSTOM = dict.fromkeys(
-    [*VOCABULARY, "model.layers.0.mlp.gate.weight"], "left alone by custom; --include it"
+    [*VOCABULARY, "model.layers.0.mlp.gate.weight"],
+    "left alone by custom of the layout; --include '*' takes it too",
 )
 LOW_RANK = dict.fromkeys([f"{ATTENTION}.q_proj.bias", "model.norm.weight"], "rank below 2")
 
@@ -336,7 +337,10 @@ def test_custom_is_overridden_by_name(layout: str, source: Path, tmp_path: Path)
                   "--layout", layout, "--exclude", "*.mlp.*", "--json").json  # fmt: skip
     reasons = {row["name"]: row["reason"] for row in excluded["skipped"]}
     assert reasons["model.layers.0.mlp.up_proj.weight"] == "excluded"
-    assert reasons["lm_head.weight"] == "left alone by custom; --include it"
+    assert (
+        reasons["lm_head.weight"]
+        == "left alone by custom of the layout; --include '*' takes it too"
+    )
 
 
 @pytest.mark.parametrize(
@@ -449,41 +453,41 @@ ADVICE = {
 @pytest.mark.parametrize(
     ("layout", "options", "what"),
     [
-        (COMPRESSED, "--dtype uint4 --block-size 128", "uint4 blocked"),
-        (COMPRESSED, "--dtype int16", "int16 per_axis"),
-        (COMPRESSED, "--dtype float8e5m2", "float8e5m2 per_axis"),
-        (COMPRESSED, "--dtype float8e4m3fn --block-size 128", "float8e4m3fn blocked"),
-        (COMPRESSED, "--dtype float4e2m1 --block-size 16", "float4e2m1 blocked"),
+        (COMPRESSED, "--dtype uint4 --block-size 128", "uint4 in blocks of"),
+        (COMPRESSED, "--dtype int16", "int16 per axis"),
+        (COMPRESSED, "--dtype float8e5m2", "float8e5m2 per axis"),
+        (COMPRESSED, "--dtype float8e4m3fn --block-size 128", "float8e4m3fn in blocks of"),
+        (COMPRESSED, "--dtype float4e2m1 --block-size 16", "float4e2m1 in blocks of"),
         (COMPRESSED, "--dtype float4e2m1 --block-size 16 --scale-dtype float8e4m3fn",
-         "float4e2m1 blocked"),
-        (COMPRESSED, "--preset nvfp4 --block-size 32", "float4e2m1 blocked"),
-        (COMPRESSED, "--preset mxfp4 --block-size 16", "float4e2m1 blocked"),
-        (COMPRESSED, "--preset mxfp6-e3m2", "float6e3m2 blocked"),
-        (COMPRESSED, "--preset w4a16 --axis 0 --block-size 32", "int4 blocked"),
-        (COMPRESSED, "--dtype int8 --axis 1", "int8 per_axis"),
-        (COMPRESSED, "--dtype int4 --tile 128x128", "int4 tiled"),
-        (COMPRESSED, "--preset w4a16 --activations dynamic", "int4 blocked"),
-        (COMPRESSED, "--preset nvfp4 --activations dynamic", "float4e2m1 blocked"),
-        (COMPRESSED, "--preset w4a16 --scale-dtype float8e8m0", "int4 blocked"),
-        (MODELOPT, "--preset w4a16", "int4 blocked"),
-        (MODELOPT, "--preset fp8 --activations none", "float8e4m3fn per_axis"),
-        (MODELOPT, "--preset fp8 --scale-dtype bfloat16", "float8e4m3fn per_axis"),
-        (MODELOPT, "--preset fp8-block", "float8e4m3fn tiled"),
-        (MODELOPT, "--preset mxfp4", "float4e2m1 blocked"),
-        (MODELOPT, "--preset nvfp4 --block-size 32", "float4e2m1 blocked"),
-        (COMPRESSED, "--preset fp8 --scale 1 --zero-point 1", "float8e4m3fn per_axis"),
-        (COMPRESSED, "--preset mxfp4 --scale 1 --zero-point 1", "float4e2m1 blocked"),
-        (MODELOPT, "--preset fp8 --scale 1 --zero-point 1", "float8e4m3fn per_axis"),
-        (MLX, "--preset mxfp4 --scale 1 --zero-point 1", "float4e2m1 blocked"),
-        (MLX, "--dtype int4", "int4 per_axis"),
-        (MLX, "--dtype int4 --block-size 16", "int4 blocked"),
-        (MLX, "--dtype int16 --block-size 32", "int16 blocked"),
-        (MLX, "--preset nvfp4", "float4e2m1 blocked"),
-        (MLX, "--preset mxfp8", "float8e4m3fn blocked"),
-        (MLX, "--preset w4a16 --activations dynamic", "int4 blocked"),
-        (MLX, "--dtype int4 --axis 0 --block-size 32", "int4 blocked"),
-        (MLX, "--preset w4a16 --scale-dtype float8e8m0", "int4 blocked"),
-        (MLX, "--dtype int4 --tile 32x32", "int4 tiled"),
+         "float4e2m1 in blocks of"),
+        (COMPRESSED, "--preset nvfp4 --block-size 32", "float4e2m1 in blocks of"),
+        (COMPRESSED, "--preset mxfp4 --block-size 16", "float4e2m1 in blocks of"),
+        (COMPRESSED, "--preset mxfp6-e3m2", "float6e3m2 in blocks of"),
+        (COMPRESSED, "--preset w4a16 --axis 0 --block-size 32", "int4 in blocks of"),
+        (COMPRESSED, "--dtype int8 --axis 1", "int8 per axis"),
+        (COMPRESSED, "--dtype int4 --tile 128x128", "int4 in tiles of"),
+        (COMPRESSED, "--preset w4a16 --activations dynamic", "int4 in blocks of"),
+        (COMPRESSED, "--preset nvfp4 --activations dynamic", "float4e2m1 in blocks of"),
+        (COMPRESSED, "--preset w4a16 --scale-dtype float8e8m0", "int4 in blocks of"),
+        (MODELOPT, "--preset w4a16", "int4 in blocks of"),
+        (MODELOPT, "--preset fp8 --activations none", "float8e4m3fn per axis"),
+        (MODELOPT, "--preset fp8 --scale-dtype bfloat16", "float8e4m3fn per axis"),
+        (MODELOPT, "--preset fp8-block", "float8e4m3fn in tiles of"),
+        (MODELOPT, "--preset mxfp4", "float4e2m1 in blocks of"),
+        (MODELOPT, "--preset nvfp4 --block-size 32", "float4e2m1 in blocks of"),
+        (COMPRESSED, "--preset fp8 --scale 1 --zero-point 1", "float8e4m3fn per axis"),
+        (COMPRESSED, "--preset mxfp4 --scale 1 --zero-point 1", "float4e2m1 in blocks of"),
+        (MODELOPT, "--preset fp8 --scale 1 --zero-point 1", "float8e4m3fn per axis"),
+        (MLX, "--preset mxfp4 --scale 1 --zero-point 1", "float4e2m1 in blocks of"),
+        (MLX, "--dtype int4", "int4 per axis"),
+        (MLX, "--dtype int4 --block-size 16", "int4 in blocks of"),
+        (MLX, "--dtype int16 --block-size 32", "int16 in blocks of"),
+        (MLX, "--preset nvfp4", "float4e2m1 in blocks of"),
+        (MLX, "--preset mxfp8", "float8e4m3fn in blocks of"),
+        (MLX, "--preset w4a16 --activations dynamic", "int4 in blocks of"),
+        (MLX, "--dtype int4 --axis 0 --block-size 32", "int4 in blocks of"),
+        (MLX, "--preset w4a16 --scale-dtype float8e8m0", "int4 in blocks of"),
+        (MLX, "--dtype int4 --tile 32x32", "int4 in tiles of"),
     ],
 )  # fmt: skip
 def test_what_a_layout_has_no_word_for_is_refused(

@@ -135,6 +135,8 @@ def _check_kind(folder: Path) -> None:
         rule = f"is a folder without {CONFIG}"
     elif not any(os.path.lexists(folder / name) for name in (SINGLE, INDEX)):
         rule = f"has neither {SINGLE} nor {INDEX}"
+        if next(folder.glob("model-*.safetensors"), None) is not None:
+            raise FormatError(str(folder), f"has shards without {INDEX}", "fetch that file too")
     if rule is not None:
         raise FormatError(str(folder), rule, "name a checkpoint folder, or a file in it")
 

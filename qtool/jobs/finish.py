@@ -33,6 +33,9 @@ def finish_folder(
     """
     started = time.perf_counter()
     partial = Partial(dst)
+    if not partial.is_started and partial.dst.is_dir():
+        rule = "is complete already, or was not begun in slices"
+        raise OutputError(str(partial.dst), rule, "there is nothing to finish")
     if not partial.is_started:
         raise OutputError(
             str(partial.path), "has no shards", "make them by `qtool quantize --shards K/N`"

@@ -79,12 +79,10 @@ def _format(stored: Stored) -> _Format:
         )
         if fits:
             return found
-    activations = " with dynamic activations" if stored.activations else ""
     raise UsageError(
         f"--layout {name}",
-        f"it has no format for {stored.dtype} {granularity.name} {attributes or ''} with "
-        f"{stored.scale_dtype} scales{activations}",
-        "use a --preset, such as w4a16, w8a16, int8, fp8, nvfp4 or mxfp4",
+        f"it has no format for {stored.words}",
+        "use a --preset alone, such as w4a16, w8a16, int8, fp8, nvfp4 or mxfp4",
     )
 
 

@@ -45,8 +45,7 @@ def _mode(stored: Stored) -> str:
         return _MXFP4
     raise UsageError(
         f"--layout {name}",
-        f"it has no mode for {stored.dtype} {granularity.name} {granularity.attributes or ''} "
-        f"with {stored.scale_dtype} scales",
+        f"it has no mode for {stored.words}",
         "use --block-size 32, 64 or 128 with integers of 2, 4 or 8 bits, or --preset mxfp4",
     )
 

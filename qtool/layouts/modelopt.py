@@ -32,9 +32,8 @@ def _algorithm(stored: Stored) -> str:
         return _FP8
     raise UsageError(
         f"--layout {name}",
-        f"it has no word for {stored.dtype} {stored.granularity.name} with {stored.scale_dtype} "
-        "scales",
-        "use --preset nvfp4 or fp8",
+        f"it has no word for {stored.words}",
+        "use --preset nvfp4 or fp8 alone",
     )
 
 

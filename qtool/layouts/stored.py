@@ -22,6 +22,7 @@ from qtool.spec import (
     Shape,
     Tiled,
     describe,
+    phrase,
 )
 
 Array = NDArray[Any]
@@ -78,6 +79,13 @@ class Stored:
     def scale_shape(self) -> Shape:
         """Shape of the scale and of the zero point."""
         return self.granularity.scale_shape(self.shape)
+
+    @property
+    def words(self) -> str:
+        """How the tensor is quantized, for a message."""
+        inputs = ", with activations quantized too" if self.activations else ""
+        where = phrase(self.granularity)
+        return f"{self.dtype} {where} with {self.scale_dtype} scales{inputs}"
 
     def to_json(self) -> dict[str, Any]:
         """The tensor's entry in the metadata."""

@@ -62,6 +62,9 @@ def _headline(result: dict[str, Any]) -> str:
     if "shards" in result:
         words.append(many(len(result["shards"]), "shard"))
     tools = ", ".join(result["quantized_by"])
+    if tools == "qtool":
+        quantized = [row["quantization"] for row in result["tensors"] if row["quantization"]]
+        tools += f" in the {quantized[0]['layout']} layout"
     words.append(f"quantized with {tools}" if tools else "not quantized")
     return ", ".join(words)
 

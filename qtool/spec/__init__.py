@@ -22,6 +22,7 @@ from qtool.spec.granularity import (
     describe,
     folded,
     normalize_axis,
+    phrase,
 )
 from qtool.spec.quant_spec import MX_RULES, PRECISIONS, SCALE_DTYPES, SEMANTICS, QuantSpec
 
@@ -45,6 +46,7 @@ __all__ = [
     "describe",
     "folded",
     "normalize_axis",
+    "phrase",
     "reader_of",
 ]
 

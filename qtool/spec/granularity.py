@@ -152,6 +152,15 @@ def describe(granularity: Granularity) -> dict[str, Any]:
     }
 
 
+def phrase(granularity: Granularity) -> str:
+    """A granularity in a few words of a message."""
+    if isinstance(granularity, Tiled):
+        return f"in tiles of {granularity.rows}x{granularity.columns}"
+    if isinstance(granularity, Blocked):
+        return f"in blocks of {granularity.block_size} along axis {granularity.axis}"
+    return f"per axis {granularity.axis}" if isinstance(granularity, PerAxis) else "per tensor"
+
+
 def _check_size(thing: str, size: int) -> None:
     if size < 1:
         raise SpecError(thing, f"must be at least 1, got {size}")
