@@ -170,6 +170,7 @@ JSON = [
     pytest.param(["inspect", "m.npy", "--json"], "tensors", id="inspect"),
     pytest.param(["inspect", "m.npy", "--json", "--stats"], "tensors", id="stats"),
     pytest.param(["dtypes", "--json"], "dtypes", id="dtypes"),
+    pytest.param(["presets", "--json"], "presets", id="presets"),
 ]
 
 
@@ -304,16 +305,17 @@ def test_python_m_qtool_tells_its_version() -> None:
     assert done.stderr == b""
 
 
+COMMANDS = ["quantize", "dynamic", "dequantize", "finish", "inspect", "presets", "dtypes"]
+
+
 def test_help_names_every_command() -> None:
     text = ok("--help").out.decode()
-    for command in ("quantize", "dynamic", "dequantize", "finish", "inspect", "dtypes"):
+    for command in COMMANDS:
         assert f" {command} " in text
     assert ok("-h").out.decode() == text
 
 
-@pytest.mark.parametrize(
-    "command", ["quantize", "dynamic", "dequantize", "finish", "inspect", "dtypes"]
-)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(command: str) -> None:
     assert f"Example: qtool {command}" in ok(command, "--help").out.decode()
 
@@ -333,6 +335,11 @@ def test_no_command_is_wrong_usage() -> None:
             "qtool quantize x --dtype uint", ["uint2", "uint4", "uint8", "uint16"], id="type"
         ),
         pytest.param("qtool quantize x --method m", ["minmax"], id="method"),
+        pytest.param("qtool quantize x --preset mxfp6", ["mxfp6-e2m3", "mxfp6-e3m2"], id="preset"),
+        pytest.param("qtool quantize x --mx-rule r", ["rceil", "rceil-7.25"], id="rule"),
+        pytest.param(
+            "qtool quantize x --layout m", ["modelopt", "mlx", "matmul-nbits"], id="layout"
+        ),
         pytest.param(
             "qtool quantize x --scale-dtype ", [d.name for d in SCALE_DTYPES], id="scale-type"
         ),

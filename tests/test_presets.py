@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from command import ok, refused, report, stored
+from jsonschema import Draft202012Validator
 from safetensors.numpy import save_file
 
 import qtool
@@ -29,6 +32,9 @@ OPTIONS = {
     "nvfp4": "--dtype float4e2m1 --block-size 16 --scale-dtype float8e4m3fn --global-scale",
 }
 RULES = {"mxfp4": "rceil-7.25", "mxfp6-e2m3": "even", "mxfp6-e3m2": "even", "mxfp8": "rceil"}
+VALIDATOR = Draft202012Validator(
+    json.loads(resources.files("qtool").joinpath("report.schema.json").read_text("utf-8"))
+)
 EVERY = pytest.mark.parametrize("preset", OPTIONS)
 W = np.random.default_rng(31).standard_normal((300, 200)).astype(ml_dtypes.bfloat16)
 
@@ -51,6 +57,7 @@ def quantized(*options: str, source: str = "m.safetensors") -> tuple[bytes, Any]
     target = Path("q" + Path(source).suffix)
     ok("quantize", source, "-o", target, "--force", *options)
     told = report(target)
+    VALIDATOR.validate(told)
     del told["seconds"]
     return target.read_bytes(), told
 

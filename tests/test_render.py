@@ -160,6 +160,9 @@ COMMANDS: list[Any] = [
     pytest.param(["inspect", "{}"], id="inspect"),
     pytest.param(["inspect", "{}", "--stats"], id="stats"),
     pytest.param(["dtypes"], id="dtypes"),
+    pytest.param(["presets"], id="presets"),
+    pytest.param(["quantize", "{}", "--preset", "nvfp4"], id="nvfp4"),
+    pytest.param(["quantize", "{}", "--preset", "fp8-block"], id="tiles"),
     pytest.param(["quantize", "--help"], id="help"),
 ]
 
@@ -185,6 +188,19 @@ def test_pipes_get_whole_names_and_no_colours(checkpoint: Path) -> None:
     text = ok("inspect", checkpoint, "--stats").out.decode()
     assert all(name in text for name in NAMES)
     assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("preset", "told"),
+    [("fp8-block", "float8e4m3fn /128x128"), ("nvfp4", "float4e2m1 /16")],
+)
+def test_what_shares_a_scale_is_told(
+    preset: str, told: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "q.safetensors"
+    err = ok("quantize", checkpoint, "-o", target, "--preset", preset).err
+    assert f"  {told}  " in err
+    assert f"  {told}  " in ok("inspect", target).out.decode()
 
 
 def test_worst_tensors_come_first_and_exact_ones_last(tmp_path: Path) -> None:

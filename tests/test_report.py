@@ -81,11 +81,15 @@ def written(path: Path, name: str, record: dict[str, Any]) -> Written:
             parts = {k: file[k].tobytes() for k in file.files}
     else:
         parts = onnx_parts(path, name)
-    scale, zero = f"{name}.scale", f"{name}.zero_point"
-    nbytes = sum(len(parts[key]) for key in (name, scale, zero) if key in parts)
-    return Written(
-        parts[name], scale_values(parts[scale], record["scale_dtype"]), parts.get(zero), nbytes
-    )
+    scale, zero, over = (f"{name}.{part}" for part in ("scale", "zero_point", "global_scale"))
+    nbytes = sum(len(parts[key]) for key in (name, scale, zero, over) if key in parts)
+    scales = scale_values(parts[scale], record["scale_dtype"])
+    assert (over in parts) == (record["global_scale"] is not None)
+    if over in parts:
+        (factor,) = scale_values(parts[over], "float32")
+        assert factor == record["global_scale"]
+        scales = [value * factor for value in scales]
+    return Written(parts[name], scales, parts.get(zero), nbytes)
 
 
 def onnx_parts(path: Path, name: str) -> dict[str, bytes]:
@@ -153,6 +157,11 @@ def groups_of(shape: tuple[int, ...], record: dict[str, Any]) -> tuple[int, list
     """How many scales there are, and the number of each element's."""
     if record["granularity"] == "per_tensor":
         return 1, [0] * math.prod(shape)
+    if record["granularity"] == "tiled":
+        rows, columns = record["tile"]
+        tiles = [*shape[:-2], -(-shape[-2] // rows), -(-shape[-1] // columns)]
+        places = [(*others, r // rows, c // columns) for *others, r, c in np.ndindex(shape)]
+        return math.prod(tiles), [int(np.ravel_multi_index(place, tiles)) for place in places]
     axis, size = record["axis"], record["block_size"] or 0
     if size == 0:
         return shape[axis], [index[axis] for index in np.ndindex(shape)]
@@ -290,6 +299,26 @@ def test_figures_equal_those_of_the_written_file(
         assert (record["source_dtype"], record["rounded_to"]) == ("float32", None)
         assert record["precision"] == "float32"
     check_totals(report, WEIGHTS, dst)
+
+
+@pytest.mark.parametrize("container", ["safetensors", "npz"])
+@pytest.mark.parametrize("options", [
+    {"dtype": "int8", "tile": (4, 16)}, {"dtype": "uint4", "tile": (5, 3)},
+    {"dtype": "float8e4m3fn", "tile": (128, 128), "scale_dtype": "float16"},
+    {"dtype": "int4", "tile": (2, 8), "method": "percentile:95"},
+    {"preset": "nvfp4"}, {"preset": "mxfp4"}, {"preset": "mxfp6-e2m3"},
+    {"dtype": "int4", "tile": (3, 8), "scale_dtype": "float8e4m3fn", "global_scale": True},
+    {"dtype": "float4e2m1", "block_size": 8, "scale_dtype": "float8e8m0", "mx_rule": "floor"},
+], ids=lambda options: "-".join(map(str, options.values())))  # fmt: skip
+def test_figures_of_tiles_and_of_scales_in_two_levels_equal_those_of_the_file(
+    tmp_path: Path, container: str, options: dict[str, Any]
+) -> None:
+    report, dst = quantized(tmp_path, container, WEIGHTS, **options)
+    for record in report["tensors"]:
+        check_record(record, WEIGHTS[record["name"]], written(dst, record["name"], record))
+        assert record["mx_rule"] == options.get("mx_rule", record["mx_rule"])
+        assert record["tile"] == (list(options["tile"]) if "tile" in options else None)
+    check_totals(report, {r["name"]: WEIGHTS[r["name"]] for r in report["tensors"]}, dst)
 
 
 def test_an_onnx_model_may_use_the_names_of_the_native_layout(tmp_path: Path) -> None:
@@ -611,6 +640,10 @@ def test_the_schema_refuses_a_key_too_many_or_too_few(tmp_path: Path) -> None:
         ("tensors.0.shape", None), ("tensors.0.num_scales", None), ("tensors.0.name", None),
         ("tensors.0.bytes_after", None), ("tensors.0.zero_point", None),
         ("totals.file_bytes_after", None), ("totals.nan_count", None), ("source.bytes", "1"),
+        ("tensors.0.tile", [0, 4]), ("tensors.0.tile", [4]), ("tensors.0.mx_rule", "best"),
+        ("tensors.0.global_scale", 0), ("tensors.0.granularity", "rows"),
+        ("settings.mx_rule", "best"), ("settings.tile", 4), ("settings.global_scale", None),
+        ("settings.activations", "static"), ("settings.preset", 3), ("settings.layout", 3),
         ("output.container", "gguf"), ("settings.method", "mse"), ("settings.dtype", None),
         ("settings.include", None), ("warnings", [""]), ("skipped", [{"name": "w"}]),
         ("tool.name", "other"), ("tool.version", ""),
