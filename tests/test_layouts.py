@@ -444,8 +444,8 @@ def test_words_of_any_shape_hold_the_codes_and_zero_points(
 
 
 ADVICE = {
-    COMPRESSED: "; use a --preset, such as w4a16, w8a16, int8, fp8, nvfp4 or mxfp4",
-    MODELOPT: "; use --preset nvfp4 or fp8",
+    COMPRESSED: "; use a --preset alone, such as w4a16, w8a16, int8, fp8, nvfp4 or mxfp4",
+    MODELOPT: "; use --preset nvfp4 or fp8 alone",
     MLX: "; use --block-size 32, 64 or 128 with integers of 2, 4 or 8 bits, or --preset mxfp4",
 }
 
