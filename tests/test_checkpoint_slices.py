@@ -193,7 +193,7 @@ def other_version(folder: Path, target: Path) -> str:
 
 def damaged_run(folder: Path, target: Path) -> str:
     (target.with_name("q.partial") / "run.json").write_text("{}")
-    return "run.json: cannot be read: "
+    return "run.json: is damaged; remove "
 
 
 def in_the_way(folder: Path, target: Path) -> str:

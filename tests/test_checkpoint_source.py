@@ -141,8 +141,8 @@ BROKEN = {
     "deep": (put("config.json", "[" * 100_000), "m/config.json: is not valid JSON"),
     "no-config": (lambda folder: (folder / "config.json").unlink(), "m: is a folder without "
                   "config.json; name a checkpoint folder, or a file in it"),
-    "no-weights": (lambda folder: (folder / INDEX).unlink(), "m: has neither model.safetensors nor "
-                   f"{INDEX}; name a checkpoint folder, or a file in it"),
+    "no-weights": (lambda folder: (folder / INDEX).unlink(), "m: has shards without "
+                   f"{INDEX}; fetch that file too"),
     "both": (lambda folder: save_file(tensors([0]), folder / "model.safetensors"),
              f"m: holds model.safetensors and {INDEX}, which does not name it; remove one of the "
              "two: readers differ in which they take"),

@@ -21,7 +21,6 @@ import qtool
 from qtool import engine, ops
 from qtool.dtypes import DTYPES, TARGETS, resolve
 from qtool.engine import (
-    can_restore,
     can_stream,
     operators,
     plain,
@@ -445,7 +444,7 @@ RESTORED = [
     pytest.param(target.name, output, id=f"{target}-{output}")
     for target in TARGETS
     for output in ("float32", "float16", "bfloat16", "float64")
-    if can_restore(target, DTYPES[output])
+    if target.bits <= 8 or DTYPES[output].bits >= 32  # a difference of 16-bit codes needs more
 ]
 
 

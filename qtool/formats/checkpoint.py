@@ -59,6 +59,7 @@ class CheckpointSource:
             self.index = _document(path, INDEX)
             placed = _weight_map(self.index, f"{path / INDEX}")
             _check_single(path, placed)
+            _check_shards(path, placed)
             names = sorted(set(placed.values()))
             self.shards = {name: shard_of(path, name) for name in names}
             _check_places(placed, self.shards, path)
@@ -171,8 +172,10 @@ def _weight_map(index: dict[str, Any], thing: str) -> dict[str, str]:
         raise FormatError(thing, "has no weight_map of tensors to shards", "the file is damaged")
     if not isinstance(index.get("metadata", {}), dict):
         raise FormatError(thing, "its metadata is no object", "the file is damaged")
+    if not placed:
+        raise FormatError(thing, "names no tensor", "the file is damaged")
     for name in sorted(set(placed.values())):
-        plain = PurePosixPath(name).name == name and "\\" not in name and "\0" not in name
+        plain = PurePosixPath(name).name == name and "\\" not in name and name.isprintable()
         if not plain or not name.endswith(".safetensors"):
             raise FormatError(
                 thing,
@@ -190,6 +193,14 @@ def _check_single(folder: Path, placed: Mapping[str, str]) -> None:
             f"holds {SINGLE} and {INDEX}, which does not name it",
             "remove one of the two: readers differ in which they take",
         )
+
+
+def _check_shards(folder: Path, placed: Mapping[str, str]) -> None:
+    """Refuse a file with the name of a shard that the index does not know of."""
+    for path in sorted(folder.glob("model-*-of-*.safetensors")):
+        if path.name not in placed.values():
+            rule = f"has the name of a shard, but {INDEX} does not name it"
+            raise FormatError(str(path), rule, "correct the index, or remove the file")
 
 
 def shard_of(folder: Path, name: str) -> Shard:

@@ -51,7 +51,7 @@ class Run:
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise FormatError(str(path), f"cannot be read: {error}", "remove its folder") from error
+            raise FormatError(str(path), "is damaged", f"remove {path.parent}") from error
 
     def gives_the_same_as(self, other: Run) -> bool:
         """Whether the result is the same, as long as the source is."""

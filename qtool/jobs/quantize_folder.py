@@ -12,10 +12,10 @@ from typing import Any, cast
 
 from qtool import __version__, engine, formats, report
 from qtool.dtypes import DTypeLike
-from qtool.errors import OutputError, UsageError
+from qtool.errors import FormatError, OutputError, UsageError
 from qtool.formats import Source
 from qtool.formats.carried import others
-from qtool.formats.checkpoint import CheckpointSource
+from qtool.formats.checkpoint import CONFIG, CheckpointSource
 from qtool.formats.folders import Partial
 from qtool.jobs import folder, fusing, quantize, screening, streams
 from qtool.jobs.division import Division
@@ -65,6 +65,8 @@ def quantize_folder(
         streams.check_report(report_path, [*sources, partial.dst], force=force)
         spelled = quantize.chosen_layout(layout, "safetensors", recipe)
         readable = screening.readable(source, requantize=requantize)
+        if not requantize:
+            _check_config(source)
         recipe = replace(recipe, left_alone=spelled.left_alone)
         header = None if given is None else given.header
         plan = make_plan(screening.marked(readable), recipe, header, spelled)
@@ -150,6 +152,17 @@ def _shared_absmax(
             found |= work.largest(opened, names, jobs)
     shared = fusing.shared(found)
     return {n: {k: v for k, v in shared.items() if files[k] == n} for n in works}
+
+
+def _check_config(source: CheckpointSource) -> None:
+    """Refuse a configuration that would tell readers of another quantization."""
+    for key in ("quantization_config", "quantization"):
+        if source.config.get(key) is not None:
+            raise FormatError(
+                str(source.path / CONFIG),
+                f"its {key} says that the weights are quantized already",
+                "dequantize them first, or remove the entry",
+            )
 
 
 def _documents(

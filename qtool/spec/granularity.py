@@ -133,7 +133,7 @@ class Tiled:
 
     def by_rows(self, values: NDArray[Any], shape: Shape) -> tuple[NDArray[Any], Blocked]:
         """The same scales, one for each row of a tile, and the granularity that they have."""
-        repeated = values.repeat(self.rows, axis=-2)[..., : shape[-2], :]
+        repeated = values.repeat(min(self.rows, shape[-2]), axis=-2)[..., : shape[-2], :]
         return repeated, Blocked(len(shape) - 1, self.columns)
 
 
