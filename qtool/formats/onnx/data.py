@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
@@ -27,7 +27,7 @@ class DataFile:
     sizes: bytes of the parts, above 0, in the order in which they lie.
     offsets: where they begin.
 
-    The content is hashed in a thread of its own, as far as it has been written without gaps.
+    The content is hashed as it is written; what was written behind a gap is read back for that.
     """
 
     def __init__(self, path: Path, sizes: Sequence[int]) -> None:
@@ -38,9 +38,7 @@ class DataFile:
         self._buffer = bytearray(_PIECE)
         self._lock = threading.Lock()
         self._written: dict[int, int] = {}  # begin -> end of what lies behind a gap
-        self._frontier = 0  # the end of what lies before all gaps
-        self._scheduled = 0  # up to where hashing has been ordered
-        self._pieces: list[Future[None]] = []
+        self._frontier = 0  # the end of what lies before all gaps, and is hashed
         end = 0
         for size in sizes:
             self.offsets.append(end + -end % _ALIGNMENT)
@@ -50,11 +48,9 @@ class DataFile:
 
     def __enter__(self) -> DataFile:
         self._file = self._path.open("r+b", buffering=0)
-        self._hasher = ThreadPoolExecutor(1, thread_name_prefix="qtool-hash")
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._hasher.shutdown(cancel_futures=True)
         self._file.close()
 
     @contextmanager
@@ -65,38 +61,33 @@ class DataFile:
 
             def write_part(offset: int, data: NDArray[Any]) -> None:
                 write(offset, data)
-                self._advance(begin + offset, begin + offset + data.nbytes)
+                self._advance(begin + offset, data)
 
             yield write_part
 
     def content_hash(self) -> str:
         """The hash of the content, as 16 hexadecimal digits, once all parts are written."""
-        self._schedule(self._end)
-        for piece in self._pieces:
-            piece.result()
         return self._digest.hexdigest()
 
-    def _advance(self, begin: int, end: int) -> None:
+    def _advance(self, begin: int, data: NDArray[Any]) -> None:
         """Take note of bytes that have been written."""
-        if begin == end:
-            return
         with self._lock:
-            self._written[begin] = end
+            if begin != self._frontier:
+                self._written |= {begin: begin + data.nbytes} if data.nbytes else {}
+                return
+            self._digest.update(data.view(np.uint8).data)
+            self._frontier += data.nbytes
             while self._frontier in self._written:
-                self._frontier = self._written.pop(self._frontier)
-            self._schedule(self._frontier - self._frontier % _PIECE)
-
-    def _schedule(self, end: int) -> None:
-        """Have what lies before end hashed, in order."""
-        for start in range(self._scheduled, end, _PIECE):
-            self._pieces.append(self._hasher.submit(self._hash, start, min(start + _PIECE, end)))
-        self._scheduled = max(self._scheduled, end)
+                end = self._written.pop(self._frontier)
+                self._hash(self._frontier, end)
+                self._frontier = end
 
     def _hash(self, start: int, end: int) -> None:
-        view = memoryview(self._buffer)[: end - start]
-        while view:
-            count = os.preadv(self._file.fileno(), [view], end - len(view))
+        """Hash what has been written between two places."""
+        while start < end:
+            view = memoryview(self._buffer)[: end - start]
+            count = os.preadv(self._file.fileno(), [view], start)
             if not count:
-                raise OSError(f"the data file {self._path} was cut short at {end - len(view)}")
-            view = view[count:]
-        self._digest.update(memoryview(self._buffer)[: end - start])
+                raise OSError(f"the data file {self._path} was cut short at {start}")
+            self._digest.update(view[:count])
+            start += count
