@@ -256,9 +256,6 @@ def chosen_layout(name: str | None, container: str, recipe: Recipe) -> Layout:
     if name is not None and name not in LAYOUTS:
         raise UsageError("--layout", f"{name!r} is unknown", "use " + ", ".join(LAYOUTS))
     layout = LAYOUTS[name or native.name]
-    if layout is native and recipe.activations and recipe.preset is None:
-        rule = "the native layout has no word for them"
-        raise UsageError("--activations", rule, "use --layout compressed-tensors")
     if layout is not native and container != "safetensors":
         raise UsageError("--layout", f"{name} is for .safetensors, not {container}")
     return layout

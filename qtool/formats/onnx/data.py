@@ -38,11 +38,12 @@ class DataFile:
         self._buffer = bytearray(_PIECE)
         self._lock = threading.Lock()
         self._written: dict[int, int] = {}  # begin -> end of what lies behind a gap
+        self._padding: dict[int, int] = {}  # begin -> end of the zeros before parts
         self._frontier = 0  # the end of what lies before all gaps, and is hashed
         end = 0
         for size in sizes:
             self.offsets.append(end + -end % _ALIGNMENT)
-            self._written |= {end: self.offsets[-1]} if self.offsets[-1] > end else {}
+            self._padding |= {end: self.offsets[-1]} if self.offsets[-1] > end else {}
             end = self.offsets[-1] + size
         self._end = end
 
@@ -77,10 +78,14 @@ class DataFile:
                 return
             self._digest.update(data.view(np.uint8).data)
             self._frontier += data.nbytes
-            while self._frontier in self._written:
-                end = self._written.pop(self._frontier)
-                self._hash(self._frontier, end)
-                self._frontier = end
+            while self._frontier in self._written or self._frontier in self._padding:
+                start = self._frontier
+                if start in self._padding:
+                    self._frontier = self._padding.pop(start)
+                    self._digest.update(bytes(self._frontier - start))
+                else:
+                    self._frontier = self._written.pop(start)
+                    self._hash(start, self._frontier)
 
     def _hash(self, start: int, end: int) -> None:
         """Hash what has been written between two places."""
