@@ -165,7 +165,7 @@ def tiled(draw: st.DrawFn) -> tuple[Shape, Tiled]:
     longest=st.sampled_from([1, 5000, 1 << 22]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_tiles_and_global_scales_stream_as_in_the_plain_path(
     case: tuple[Shape, Tiled],
     target: str,

@@ -409,7 +409,7 @@ def test_one_scale_per_tensor_is_a_vector_of_one(tmp_path: Path) -> None:
     zero_point=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_words_of_any_shape_hold_the_codes_and_zero_points(
     shape: tuple[int, int], bits: int, group: int | None, zero_point: bool, seed: int
 ) -> None:
