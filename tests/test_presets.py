@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib import resources
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ OPTIONS = {
     "mxfp8": "--dtype float8e4m3fn --block-size 32 --scale-dtype float8e8m0",
     "nvfp4": "--dtype float4e2m1 --block-size 16 --scale-dtype float8e4m3fn --global-scale",
 }
+COMPRESSED = "compressed-tensors"
 RULES = {"mxfp4": "rceil-7.25", "mxfp6-e2m3": "even", "mxfp6-e3m2": "even", "mxfp8": "rceil"}
 VALIDATOR = Draft202012Validator(
     json.loads(resources.files("qtool").joinpath("report.schema.json").read_text("utf-8"))
@@ -80,14 +82,25 @@ def test_they_are_listed_one_a_line() -> None:
     assert {name: found.get(name) for name in told} == told
 
 
-@EVERY
-@pytest.mark.parametrize("source", ["m.safetensors", "m.npz"])
-def test_a_preset_is_the_options_that_are_printed(preset: str, source: str) -> None:
+PLACES = [("m.safetensors", "native"), ("m.npz", "native"), ("m.safetensors", COMPRESSED)]
+
+
+@pytest.mark.parametrize(
+    ("preset", "source", "layout"),
+    [
+        pytest.param(preset, *place, id="-".join([preset, *place]))
+        for preset, place in product(OPTIONS, PLACES)
+        if (preset, place[1]) != ("mxfp6-e3m2", COMPRESSED)  # which has no format for it
+    ],
+)
+def test_a_preset_is_the_options_that_are_printed(preset: str, source: str, layout: str) -> None:
     np.savez("m.npz", w=W.astype(np.float32), v=W[:7].astype(np.float16))
-    words = presets()[preset].split()
+    even = np.ascontiguousarray(W[:, :128])
+    save_file({"a.weight": even, "b.weight": even[:7], "a.bias": W[0]}, "m.safetensors")
+    words = [*presets()[preset].split(), "--layout", layout]
     written, told = quantized(*words, source=source)
     assert told["settings"].pop("preset") is None
-    by_name, told_by_name = quantized("--preset", preset, source=source)
+    by_name, told_by_name = quantized("--preset", preset, "--layout", layout, source=source)
     assert told_by_name["settings"].pop("preset") == preset
     assert by_name == written
     assert told_by_name == told
