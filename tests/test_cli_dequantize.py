@@ -216,7 +216,7 @@ REFUSED = [
     pytest.param("c.npy --scale 1 --block-size 0", 1, "must be at least 1, got 0", id="block-0"),
     pytest.param("c.npy --scale 1 --axis 7", 1, "7 is out of range for rank 1", id="axis"),
     pytest.param("q.safetensors --scale 1", 2, "hold their own scales", id="scale-of-native"),
-    pytest.param("q.safetensors --axis 1", 2, "--axis and --block-size out", id="axis-of-native"),
+    pytest.param("q.safetensors --axis 1", 2, "--axis, --block-size and --tile out", id="axis-of-native"),
     pytest.param("m.onnx --block-size 2", 2, "hold their own scales", id="block-of-model"),
     pytest.param("q.safetensors --dtype int8", 2, "--dtype: int8 is not a float type",
                  id="to-int8"),

@@ -18,7 +18,7 @@ from command import described, metadata, ok, refused, report, stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import qtool
 from qtool import engine
@@ -624,3 +624,17 @@ def test_metadata_that_no_layout_writes_is_damaged(
 def test_a_name_that_no_layout_gives_to_weights_is_damaged(layout: str, tmp_path: Path) -> None:
     path = crafted(tmp_path / "m.safetensors", layout, FP8 if layout == MODELOPT else {}, "a")
     assert refused("inspect", path).endswith("the file is damaged")
+
+
+def test_a_bias_that_mlx_cannot_hold_is_refused(tmp_path: Path) -> None:
+    weights = {"l.weight": np.full((32, 64), 65504, np.float16)}
+    save_file(weights, tmp_path / "x.safetensors")
+    options = ("--dtype", "int4", "--block-size", "32", "--layout", "mlx")
+    command = ("quantize", tmp_path / "x.safetensors", "-o", tmp_path / "q.safetensors", *options)
+    assert "overflows float16; use --scale-dtype float32" in refused(*command)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
+    ok(*command, "--scale-dtype", "float32")
+    ok("dequantize", tmp_path / "q.safetensors", "-o", tmp_path / "b.safetensors")
+    back = load_file(tmp_path / "b.safetensors")["l.weight"]
+    step = np.float32(65504 / 7)
+    np.testing.assert_allclose(back, np.float32(15 * step) - np.float32(8 * step), rtol=1e-7)

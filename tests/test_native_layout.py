@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import safetensors
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 import qtool
 from qtool import formats
@@ -299,7 +300,26 @@ def test_metadata_that_qtool_does_not_write_is_refused(
         pass
 
 
-@pytest.mark.parametrize("missing", list(FIELDS))
+def test_zero_points_are_found_where_metadata_does_not_speak_of_them(tmp_path: Path) -> None:
+    x, path, old = (
+        tmp_path / "x.safetensors",
+        tmp_path / "q.safetensors",
+        tmp_path / "o.safetensors",
+    )
+    save_file({"w": np.linspace(-1, 3, 64, dtype=np.float32).reshape(8, 8)}, x)
+    qtool.quantize_file(x, path, dtype="uint8")
+    with safe_open(path, "np") as file:
+        described = json.loads(file.metadata()["qtool"])
+    assert described["tensors"]["w"].pop("zero_point") is True
+    save_file(load_file(path), old, metadata={"qtool": json.dumps(described)})
+    values = []
+    for source in (path, old):
+        qtool.dequantize_file(source, tmp_path / "b.safetensors", force=True)
+        values.append(load_file(tmp_path / "b.safetensors")["w"])
+    np.testing.assert_array_equal(*values)
+
+
+@pytest.mark.parametrize("missing", [name for name in FIELDS if name != "zero_point"])
 def test_metadata_with_a_field_missing_is_refused(tmp_path: Path, missing: str) -> None:
     path = crafted(tmp_path, {name: v for name, v in FIELDS.items() if name != missing})
     rule = rf"cannot be read \(KeyError\('{missing}'\)\)"

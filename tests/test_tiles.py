@@ -298,3 +298,25 @@ def test_a_preset_of_onnx_is_about_the_weights(model: Path, tmp_path: Path) -> N
         ok("quantize", model, "-o", tmp_path / f"{name}.onnx", *options.split())
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
     assert np.dtype(np.int8) in {a.dtype for a in initializers(tmp_path / "a.onnx").values()}
+
+
+def test_bare_codes_come_back_by_tiles(tmp_path: Path) -> None:
+    codes, scale = (
+        np.arange(24, dtype=np.int8).reshape(4, 6),
+        np.array([[1, 2], [4, 8]], np.float32),
+    )
+    np.save(tmp_path / "q.npy", codes)
+    np.save(tmp_path / "s.npy", scale)
+    given = (
+        "dequantize",
+        tmp_path / "q.npy",
+        "-o",
+        tmp_path / "x.npy",
+        "--scale",
+        tmp_path / "s.npy",
+    )
+    ok(*given, "--tile", "3x4")
+    spread = np.repeat(np.repeat(scale, 3, axis=0)[:4], 4, axis=1)[:, :6]
+    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), codes * spread)
+    message = refused(*given, "--tile", "3x4", "--axis", "0", "--force", code=2)
+    assert message == "--tile: replaces --axis and --block-size; leave one of them out"

@@ -35,6 +35,7 @@ def dequantize(
     zero_point: options.ZeroPoint = None,
     axis: options.Axis = None,
     block_size: options.BlockSize = None,
+    tile: options.Tile = None,
     source_dtype: options.SourceDtype = None,
     external_data: options.ExternalData = False,
     resume: options.Resume = False,
@@ -45,8 +46,8 @@ def dequantize(
 ) -> None:
     """Turn a quantized file back into floats, in the same container.
 
-    --scale, --zero-point, --axis and --block-size are for a .npy, which holds
-    codes alone.
+    --scale, --zero-point, --axis, --block-size and --tile are for a .npy, which
+    holds codes alone.
     """
     with exit_code():
         options.check_streams(output, json=json)
@@ -55,8 +56,9 @@ def dequantize(
         with options.progress(quiet=quiet) as progress:
             result = dequantize_file(
                 src, output, dtype=dtype, scale=scale, zero_point=zero_point, axis=axis,
-                block_size=block_size, source_dtype=source_dtype, external_data=external_data,
-                resume=resume, jobs=jobs, force=force, progress=progress,
+                block_size=block_size, tile=options.rows_and_columns(tile),
+                source_dtype=source_dtype, external_data=external_data, resume=resume, jobs=jobs,
+                force=force, progress=progress,
             )  # fmt: skip
         if json:
             options.show(result)

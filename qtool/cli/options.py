@@ -58,6 +58,15 @@ BlockSize = Annotated[
         metavar="N", help="One scale per N elements along the axis.", rich_help_panel=SCALES
     ),
 ]
+Tile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RxC",
+        help="One scale per tile of R rows and C columns, such as 128x128.",
+        show_default=False,
+        rich_help_panel=SCALES,
+    ),
+]
 ZeroPoint = Annotated[
     str | None,
     typer.Option(
@@ -234,3 +243,13 @@ def finish(report: dict[str, Any], *, json: bool, quiet: bool) -> None:
         render.warnings(report)
     else:
         render.summary(report)
+
+
+def rows_and_columns(text: str | None) -> tuple[int, int] | None:
+    """The value of --tile."""
+    if text is None:
+        return None
+    rows, _, columns = text.partition("x")
+    if not (rows.isdecimal() and columns.isdecimal()):
+        raise UsageError("--tile", f"{text!r} is not ROWSxCOLUMNS", "use for example 128x128")
+    return int(rows), int(columns)

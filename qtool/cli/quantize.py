@@ -25,15 +25,6 @@ def _preset_names() -> list[str]:
     return list(PRESETS)
 
 
-def _tile(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    rows, _, columns = text.partition("x")
-    if not (rows.isdecimal() and columns.isdecimal()):
-        raise UsageError("--tile", f"{text!r} is not ROWSxCOLUMNS", "use for example 128x128")
-    return int(rows), int(columns)
-
-
 def quantize(
     src: options.Source,
     output: options.Target = None,
@@ -58,15 +49,7 @@ def quantize(
     ] = None,
     axis: options.Axis = None,
     block_size: options.BlockSize = None,
-    tile: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RxC",
-            help="One scale per tile of R rows and C columns, such as 128x128.",
-            show_default=False,
-            rich_help_panel=options.SCALES,
-        ),
-    ] = None,
+    tile: options.Tile = None,
     symmetric: Annotated[
         bool | None,
         typer.Option(
@@ -245,7 +228,8 @@ def quantize(
         with options.progress(quiet=quiet) as progress:
             result = quantize_file(
                 src, output, dtype=dtype, preset=preset, axis=axis, block_size=block_size,
-                tile=_tile(tile), symmetric=symmetric, method=method, scale=scale,
+                tile=options.rows_and_columns(tile), symmetric=symmetric, method=method,
+                scale=scale,
                 zero_point=zero_point, scale_dtype=scale_dtype, global_scale=global_scale,
                 mx_rule=mx_rule, layout=layout, activations=activations, precision=precision,
                 saturate=saturate, nonfinite=nonfinite, semantics=semantics,

@@ -26,6 +26,7 @@ from qtool.spec import (
     PerAxis,
     PerTensor,
     Shape,
+    Tiled,
     Writer,
     bytes_of,
 )
@@ -33,8 +34,10 @@ from qtool.tensor import Codes
 
 # A dequantized tensor: its name, its shape and the type of its codes.
 Done = tuple[str, Shape, DType]
-# What the command line says of bare codes: scale, zero point, axis, block size.
-_Parameters = tuple[GivenValue | None, GivenValue | None, int | None, int | None]
+# What the command line says of bare codes: scale, zero point, axis, block size, tile.
+_Parameters = tuple[
+    GivenValue | None, GivenValue | None, int | None, int | None, tuple[int, int] | None
+]
 
 if TYPE_CHECKING:
     from qtool.formats.onnx import OnnxSource
@@ -49,6 +52,7 @@ def dequantize_file(
     zero_point: GivenValue | None = None,
     axis: int | None = None,
     block_size: int | None = None,
+    tile: tuple[int, int] | None = None,
     source_dtype: DTypeLike | None = None,
     external_data: bool = False,
     resume: bool = False,
@@ -61,7 +65,7 @@ def dequantize_file(
     src, dst: as in quantize_file; dst None: STEM.DTYPE.CONTAINER beside src.
     dtype: float32, float16, bfloat16 (the product is rounded once to it) or float64 (of float32
         values).
-    scale, zero_point, axis, block_size: for a .npy of codes, which holds none of them.
+    scale, zero_point, axis, block_size, tile: for a .npy of codes, which holds none of them.
     resume: go on with what an earlier run for a folder has left.
     jobs: threads for large tensors; None: the cores that the process may use.
     Returns what was done as plain data. Raises QtoolError; dst is then as it was.
@@ -75,7 +79,7 @@ def dequantize_file(
             f"{output} is not a float type to dequantize to",
             "use float32, float16, bfloat16 or float64",
         )
-    parameters = (scale, zero_point, axis, block_size)
+    parameters = (scale, zero_point, axis, block_size, tile)
     if Path(src).is_dir():
         from qtool.jobs.dequantize_folder import dequantize_folder
 
@@ -130,7 +134,7 @@ def _check_no_parameters(container: str, parameters: _Parameters) -> None:
         raise UsageError(
             "--scale",
             f"{container} files hold their own scales",
-            "leave --scale, --zero-point, --axis and --block-size out",
+            "leave --scale, --zero-point, --axis, --block-size and --tile out",
         )
 
 
@@ -154,10 +158,15 @@ def _given_codes(
     zero_point: GivenValue | None,
     axis: int | None,
     block_size: int | None,
+    tile: tuple[int, int] | None,
 ) -> tuple[Given, Granularity]:
     """The parameters of the codes in a .npy file."""
     if scale is None:
         raise UsageError("--scale", "a .npy file holds codes alone", "give the scale of them")
+    if tile is not None:
+        if axis is not None or block_size is not None:
+            raise UsageError("--tile", "replaces --axis and --block-size", "leave one of them out")
+        return Given(scale, zero_point), Tiled(tile)
     if block_size is not None:
         return Given(scale, zero_point), Blocked(-1 if axis is None else axis, block_size)
     return Given(scale, zero_point), PerTensor() if axis is None else PerAxis(axis)

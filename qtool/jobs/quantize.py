@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from qtool import engine, report
 from qtool.dtypes import DType, DTypeLike
 from qtool.errors import UsageError, usage_errors
+from qtool.formats import Source
 from qtool.jobs import screening, streams
 from qtool.jobs.division import Division
 from qtool.jobs.given import Given, GivenValue
@@ -186,29 +187,25 @@ def run(
     division.check_unused(src)
     started = time.perf_counter()
     with streams.opened(src, source_dtype) as source:
-        bare = source.container == "npy"
         native_default = "onnx" if source.container == "onnx" else "safetensors"
         name, container = streams.target(src, dst, to, native_default, tag)
-        if external_data and container != "onnx":
-            raise UsageError("--external-data", f"{container} has none", "it is for ONNX models")
-        if graph is not None and source.container != "onnx":
-            raise UsageError(
-                graph.option, f"{source.container} has no graph", "it is for ONNX models"
-            )
+        if container != "onnx":
+            _check_onnx_alone(source, container, graph, external_data=external_data)
         sources = streams.source_files(src, source) + (given.paths if given else [])
         streams.check_target(sources, name, force=force)
         report_path = streams.report_path(report_to, name)
         streams.check_report(report_path, [*sources, Path(name)], force=force)
         spelled = chosen_layout(layout, container, recipe)
         readable = screening.readable(source, requantize=requantize)
-        recipe = replace(recipe, left_alone=spelled.left_alone)
+        # a preset's activations are told where the file can say it
+        activations = recipe.activations and container != "onnx"
+        recipe = replace(
+            recipe, bare=source.container == "npy", left_alone=spelled.left_alone,
+            activations=activations,
+        )  # fmt: skip
         if graph is None:
-            plan = make_plan(
-                screening.marked(readable),
-                replace(recipe, bare=bare),
-                None if given is None else given.header,
-                spelled,
-            )
+            header = None if given is None else given.header
+            plan = make_plan(screening.marked(readable), recipe, header, spelled)
         else:
             plan = graph.plan(cast("OnnxSource", readable), recipe)
         screening.check_something(plan, recipe, source, allow_empty=allow_empty)
@@ -237,6 +234,16 @@ def run(
         )
     streams.write_report(result, report_path)
     return result
+
+
+def _check_onnx_alone(
+    source: Source, container: str, graph: OnnxLayout | None, *, external_data: bool
+) -> None:
+    """Refuse options of ONNX models."""
+    if external_data:
+        raise UsageError("--external-data", f"{container} has none", "it is for ONNX models")
+    if graph is not None:
+        raise UsageError(graph.option, f"{source.container} has no graph", "it is for ONNX models")
 
 
 def chosen_layout(name: str | None, container: str, recipe: Recipe) -> Layout:

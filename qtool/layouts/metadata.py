@@ -64,7 +64,11 @@ def read_metadata(source: Source) -> Description:
             )
         layout = LAYOUTS[described.get("layout", native.name)]
         tensors = described["tensors"].items()
-        found = {name: Stored.from_json(fields) for name, fields in tensors}
+        held = {info.name for info in source.infos()}
+        found = {  # files of qtool's first days do not say whether there are zero points
+            name: Stored.from_json({"zero_point": f"{name}.zero_point" in held, **fields})
+            for name, fields in tensors
+        }
         for name, stored in found.items():
             _check(layout, name, stored)
         return Description(layout, found)

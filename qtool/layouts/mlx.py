@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from qtool import ops
 from qtool.dtypes import DTYPES, DType
-from qtool.errors import UsageError
+from qtool.errors import TensorError, UsageError
 from qtool.formats import Entry
 from qtool.layouts.stored import Part, Stored, flipped, unchanged
 from qtool.packing import pack, unpack
@@ -95,7 +95,12 @@ def _middle(dtype: DType) -> int:
 def _bias(zero: Array | int, scale: Array, storage: DType) -> Array:
     """-zero * scale, for zero points among unsigned codes, in the scale's type."""
     product = -np.float32(zero) * scale.view(storage.numpy).astype(np.float32)
-    return ops.cast(product, storage).view(np.uint8)
+    bias = ops.cast(product, storage)
+    if not np.isfinite(bias).all():
+        raise TensorError(
+            "biases", f"-zero_point * scale overflows {storage}", "use --scale-dtype float32"
+        )
+    return bias.view(np.uint8)
 
 
 def _biases(dtype: DType, storage: DType) -> tuple[Any, Any]:

@@ -17,8 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +32,7 @@ from qtool.formats.onnx.opset import raise_opset
 from qtool.formats.onnx.writer import ModelWriter
 from qtool.layouts.onnx_integer_nodes import IntegerNodes, Parts
 from qtool.layouts.onnx_products import Product, is_product
+from qtool.layouts.wrapper import Wrapper
 from qtool.packing import pack
 from qtool.spec import PerAxis, PerTensor, QuantSpec, Shape, Writer
 from qtool.tensor import QuantizedTensor, Target
@@ -78,7 +78,7 @@ def integer_weight(product: Product, dtype: DType, *, per_tensor: bool) -> Integ
     return IntegerWeight(product, spec)
 
 
-class OnnxDynamic:
+class OnnxDynamic(Wrapper[ModelWriter]):
     """The dynamically quantized copy of a model at path: planned from headers, filled weight by
     weight.
 
@@ -113,21 +113,9 @@ class OnnxDynamic:
             self._replace_nodes(body, inside)
         names = {name for parts in self._parts.values() for name in parts.names}
         made = editing.held(found, names)
-        self._writer = ModelWriter(
+        self._file = ModelWriter(
             path, self._model, made, source=source, external_data=external_data
         )
-
-    def __enter__(self) -> Self:
-        self._writer.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._writer.__exit__(kind, error, trace)
 
     def add(self, name: str, tensor: QuantizedTensor) -> None:
         """Store the codes, scale and zero point of a weight."""
@@ -145,11 +133,11 @@ class OnnxDynamic:
         """
         parts, weight = self._parts[name], self._weights[name]
         with ExitStack() as stack:
-            codes = stack.enter_context(self._writer.writing(parts.codes))
-            scale = stack.enter_context(self._writer.writing(parts.scale))
+            codes = stack.enter_context(self._file.writing(parts.codes))
+            scale = stack.enter_context(self._file.writing(parts.scale))
             zero_point = None
             if parts.zero_point:
-                zero_point = stack.enter_context(self._writer.writing(parts.zero_point))
+                zero_point = stack.enter_context(self._file.writing(parts.zero_point))
                 zero_point = _first_alone(zero_point) if weight.spec.symmetric else zero_point
             if weight.product.is_transposed:
                 codes = stack.enter_context(_transposing(codes, weight.product.shape))

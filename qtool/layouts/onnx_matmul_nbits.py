@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
@@ -27,6 +26,7 @@ from qtool.layouts.onnx_bias import add_behind, insert_behind
 from qtool.layouts.onnx_nbits_uses import NBitsUses, Reading
 from qtool.layouts.onnx_weight import Weight
 from qtool.layouts.reordered import Memory
+from qtool.layouts.wrapper import Wrapper
 from qtool.packing import pack
 from qtool.tensor import QuantizedTensor, Target
 
@@ -34,7 +34,7 @@ from qtool.tensor import QuantizedTensor, Target
 _CONSTANTS, _TYPED = 4, 10
 
 
-class OnnxMatMulNBits:
+class OnnxMatMulNBits(Wrapper[ModelWriter]):
     """The quantized copy of a model at path; used as OnnxQdq.
 
     weights: those without obstacle, by NBitsLayout, in blocks along the axis that is summed over.
@@ -56,21 +56,9 @@ class OnnxMatMulNBits:
         self._storages: dict[str, list[Storage]] = {}
         self._parts: dict[str, dict[Form, list[str]]] = {}  # of each storage
         made = self._replace(weights) if weights else {}
-        self._writer = ModelWriter(
+        self._file = ModelWriter(
             path, self._model, made, source=source, external_data=external_data
         )
-
-    def __enter__(self) -> Self:
-        self._writer.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._writer.__exit__(kind, error, trace)
 
     def add(self, name: str, tensor: QuantizedTensor) -> None:
         """Store the codes, scale and zero point of a weight."""
@@ -87,7 +75,7 @@ class OnnxMatMulNBits:
         """Where the parts of a weight go that is quantized tile by tile."""
         with ExitStack() as stack:
             writers = [
-                [stack.enter_context(self._writer.writing(part)) for part in parts]
+                [stack.enter_context(self._file.writing(part)) for part in parts]
                 for parts in self._parts[name].values()
             ]
             storages = self._storages[name]

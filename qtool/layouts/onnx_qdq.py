@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
@@ -25,11 +24,12 @@ from qtool.formats.onnx.graph import Names
 from qtool.formats.onnx.opset import raise_opset
 from qtool.formats.onnx.writer import ModelWriter
 from qtool.layouts.onnx_weight import Weight, result_dtype
+from qtool.layouts.wrapper import Wrapper
 from qtool.packing import pack
 from qtool.tensor import QuantizedTensor, Target
 
 
-class OnnxQdq:
+class OnnxQdq(Wrapper[ModelWriter]):
     """The quantized copy of a model at path: planned from headers, filled weight by weight.
 
     weights: what those named so in source.infos() are quantized to. external_data: see
@@ -59,21 +59,9 @@ class OnnxQdq:
             raise_opset(self._model, needed, self._names, str(source.path))
         self._parts: dict[str, dict[str, str]] = {}  # by label, then role
         made = self._replace(weights)
-        self._writer = ModelWriter(
+        self._file = ModelWriter(
             path, self._model, made, source=source, external_data=external_data
         )
-
-    def __enter__(self) -> Self:
-        self._writer.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._writer.__exit__(kind, error, trace)
 
     def add(self, name: str, tensor: QuantizedTensor) -> None:
         """Store the parts of a weight."""
@@ -85,7 +73,7 @@ class OnnxQdq:
         }
         for role, part in self._parts[name].items():
             values = np.asarray(arrays[role])
-            with self._writer.writing(part) as write:
+            with self._file.writing(part) as write:
                 write(0, pack(values, resolve(values.dtype)))
 
     @contextmanager
@@ -93,7 +81,7 @@ class OnnxQdq:
         """Where the parts of a weight go that is quantized tile by tile."""
         with ExitStack() as stack:
             writers = {
-                role: stack.enter_context(self._writer.writing(part))
+                role: stack.enter_context(self._file.writing(part))
                 for role, part in self._parts[name].items()
             }
             yield Target(

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qtool.errors import OutputError
-from qtool.formats import Entry, Source, sink
+from qtool.formats import Entry, Sink, Source, sink
 from qtool.layouts.metadata import KEY, Description
 from qtool.layouts.stored import Part
+from qtool.layouts.wrapper import Wrapper
 from qtool.packing import pack
 from qtool.spec import Writer as PartWriter
 from qtool.tensor import QuantizedTensor, Target
@@ -22,7 +22,7 @@ from qtool.tensor import QuantizedTensor, Target
 Array = NDArray[Any]
 
 
-class Writer:
+class Writer(Wrapper[Sink]):
     """A file being written: quantized tensors one by one, then the rest.
 
     container: "safetensors", "npz", or "npy", which holds the codes of one tensor alone.
@@ -54,24 +54,12 @@ class Writer:
             self._copied = []
         carried = {k: v for k, v in source.metadata.items() if k != KEY}
         own = {KEY: description.to_json(entries)} if description.tensors else {}
-        self._sink = sink(container, path, entries, carried | own)
-
-    def __enter__(self) -> Self:
-        self._sink.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._sink.__exit__(kind, error, trace)
+        self._file = sink(container, path, entries, carried | own)
 
     def add(self, name: str, tensor: QuantizedTensor) -> None:
         """Write the codes, scale and zero point of a tensor."""
         if self._codes_only:
-            self._sink.write(name, tensor.y)
+            self._file.write(name, tensor.y)
             return
         dtype = tensor.spec.dtype
         held = {"codes": pack(tensor.y, dtype), "scale": pack(tensor.scale, tensor.scale_dtype)}
@@ -81,20 +69,20 @@ class Writer:
             held["global_scale"] = np.array([tensor.global_scale], np.float32).view(np.uint8)
         for part in self._parts[name]:
             stored = _encoded(part, held).view(part.entry.dtype.numpy)
-            self._sink.write(part.entry.name, stored.reshape(part.entry.shape))
+            self._file.write(part.entry.name, stored.reshape(part.entry.shape))
 
     @contextmanager
     def target(self, name: str) -> Iterator[Target]:
         """Where the parts of a tensor go that is quantized tile by tile."""
         if self._codes_only:
-            with self._sink.writing(name) as codes:
+            with self._file.writing(name) as codes:
                 yield Target(codes, _nowhere, _nowhere, is_packed=False)
             return
         parts = self._parts[name]
         with ExitStack() as stack:
             # the last one entered is left first: parts end up in the order of their names
             writers = [
-                stack.enter_context(self._sink.writing(part.entry.name)) for part in reversed(parts)
+                stack.enter_context(self._file.writing(part.entry.name)) for part in reversed(parts)
             ]
             places = list(zip(parts, reversed(writers), strict=True))
             held: dict[str, Array] = {}
@@ -115,7 +103,7 @@ class Writer:
             # containers differ in how they pack types of less than 8 bits
             is_packed = entry.dtype.bits < 8
             read = self._source.read if is_packed else self._source.chunks
-            self._sink.write(entry.name, read(entry.name))
+            self._file.write(entry.name, read(entry.name))
 
     def _role(
         self,
