@@ -11,13 +11,13 @@ _MX = {"block_size": 32, "scale_dtype": "float8e8m0"}
 
 # What each stands for, under the names of quantize_file's arguments.
 PRESETS: dict[str, dict[str, Any]] = {
-    "int8": {"dtype": "int8", "activations": "dynamic"},
+    "int8": {"dtype": "int8", "dynamic_activations": True},
     "w8a16": {"dtype": "int8", "block_size": 128},
     "w4a16": {"dtype": "int4", "block_size": 128},
     "w4a16-asym": {"dtype": "int4", "block_size": 128, "symmetric": False},
     "int2": {"dtype": "int2", "block_size": 64, "symmetric": False},
-    "fp8": {"dtype": "float8e4m3fn", "activations": "dynamic"},
-    "fp8-block": {"dtype": "float8e4m3fn", "tile": (128, 128), "activations": "dynamic"},
+    "fp8": {"dtype": "float8e4m3fn", "dynamic_activations": True},
+    "fp8-block": {"dtype": "float8e4m3fn", "tile": (128, 128), "dynamic_activations": True},
     "mxfp4": {"dtype": "float4e2m1", **_MX},
     "mxfp6-e2m3": {"dtype": "float6e2m3", **_MX},
     "mxfp6-e3m2": {"dtype": "float6e3m2", **_MX},

@@ -19,13 +19,13 @@ import qtool
 
 # What the standards and the runtimes that load them call by that name.
 OPTIONS = {
-    "int8": "--dtype int8 --activations dynamic",
+    "int8": "--dtype int8 --dynamic-activations",
     "w8a16": "--dtype int8 --block-size 128",
     "w4a16": "--dtype int4 --block-size 128",
     "w4a16-asym": "--dtype int4 --block-size 128 --asymmetric",
     "int2": "--dtype int2 --block-size 64 --asymmetric",
-    "fp8": "--dtype float8e4m3fn --activations dynamic",
-    "fp8-block": "--dtype float8e4m3fn --tile 128x128 --activations dynamic",
+    "fp8": "--dtype float8e4m3fn --dynamic-activations",
+    "fp8-block": "--dtype float8e4m3fn --tile 128x128 --dynamic-activations",
     "mxfp4": "--dtype float4e2m1 --block-size 32 --scale-dtype float8e8m0",
     "mxfp6-e2m3": "--dtype float6e2m3 --block-size 32 --scale-dtype float8e8m0",
     "mxfp6-e3m2": "--dtype float6e3m2 --block-size 32 --scale-dtype float8e8m0",
@@ -109,7 +109,8 @@ def test_a_preset_is_the_options_that_are_printed(preset: str, source: str, layo
 @EVERY
 def test_a_preset_says_how_tensors_are_quantized(preset: str) -> None:
     words = OPTIONS[preset].replace("--global-scale", "--global-scale yes")
-    words = words.replace("--asymmetric", "--asymmetric yes")
+    for flag in ("--asymmetric", "--dynamic-activations"):
+        words = words.replace(flag, f"{flag} yes")
     given = dict(zip(words.split()[::2], words.split()[1::2], strict=True))
     tile = [128, 128] if "--tile" in given else None
     size = int(given["--block-size"]) if "--block-size" in given else None
@@ -120,7 +121,7 @@ def test_a_preset_says_how_tensors_are_quantized(preset: str) -> None:
     assert (found["global_scale"] is not None) == ("--global-scale" in given)
     assert found["zero_point"] == ("--asymmetric" in given)
     assert found["mx_rule"] == found["settings"]["mx_rule"] == RULES.get(preset)
-    assert found["settings"]["activations"] == given.get("--activations")
+    assert found["settings"]["dynamic_activations"] == ("--dynamic-activations" in given)
 
 
 @EVERY
@@ -164,8 +165,8 @@ def test_options_beside_a_preset_take_precedence(options: str, changed: dict[str
 
 
 def test_activations_may_be_left_out_of_a_preset() -> None:
-    _, told = quantized("--preset", "int8", "--activations", "none")
-    assert told["settings"]["activations"] is None
+    _, told = quantized("--preset", "int8", "--no-dynamic-activations")
+    assert told["settings"]["dynamic_activations"] is False
 
 
 def test_a_method_beside_a_preset_stands_in_the_report() -> None:

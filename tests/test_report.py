@@ -557,7 +557,7 @@ def test_the_report_says_who_made_it_and_what_was_asked(tmp_path: Path) -> None:
         "precision": "bfloat16", "saturate": True, "narrow_range": False, "semantics": "onnx",
         "nonfinite": "error", "negative_scale": False, "axis": -1, "block_size": 16,
         "tile": None, "global_scale": False, "mx_rule": None, "preset": None, "layout": None,
-        "activations": None,
+        "dynamic_activations": False,
         "include": [], "exclude": ["x*"], "requantize": False, "graph": None,
     }  # fmt: skip
     assert report["source"] == {
@@ -643,7 +643,7 @@ def test_the_schema_refuses_a_key_too_many_or_too_few(tmp_path: Path) -> None:
         ("tensors.0.tile", [0, 4]), ("tensors.0.tile", [4]), ("tensors.0.mx_rule", "best"),
         ("tensors.0.global_scale", 0), ("tensors.0.granularity", "rows"),
         ("settings.mx_rule", "best"), ("settings.tile", 4), ("settings.global_scale", None),
-        ("settings.activations", "static"), ("settings.preset", 3), ("settings.layout", 3),
+        ("settings.dynamic_activations", "static"), ("settings.preset", 3), ("settings.layout", 3),
         ("output.container", "gguf"), ("settings.method", "mse"), ("settings.dtype", None),
         ("settings.include", None), ("warnings", [""]), ("skipped", [{"name": "w"}]),
         ("tool.name", "other"), ("tool.version", ""),

@@ -282,8 +282,9 @@ NO_TILES = "--tile: ONNX has no word for tiles; use --block-size"
     ("options", "message"),
     [
         ("--dtype int8 --tile 2x2", NO_TILES), ("--preset fp8-block", NO_TILES),
-        ("--dtype int8 --activations dynamic",
-         "--activations: ONNX says it by operators in the graph; use `qtool dynamic --graph`"),
+        ("--dtype int8 --dynamic-activations",
+         "--dynamic-activations: ONNX says it by operators in the graph; "
+         "use `qtool dynamic --graph`"),
         ("--dtype int8 --layout mlx",
          "--layout: mlx cannot be written to ONNX; use qdq or matmul-nbits"),
     ],

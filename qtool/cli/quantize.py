@@ -190,12 +190,12 @@ def quantize(
             rich_help_panel=options.OUTPUT,
         ),
     ] = None,
-    activations: Annotated[
-        str | None,
+    dynamic_activations: Annotated[
+        bool | None,
         typer.Option(
-            metavar="WHAT",
-            help="dynamic: the layout tells its readers to quantize activations too; or none.",
-            autocompletion=options.words("dynamic", "none"),
+            "--dynamic-activations/--no-dynamic-activations",
+            metavar=options.FLAG,
+            help="The layout tells its readers to quantize activations too, while running.",
             show_default=False,
             rich_help_panel=options.OUTPUT,
         ),
@@ -229,14 +229,13 @@ def quantize(
             result = quantize_file(
                 src, output, dtype=dtype, preset=preset, axis=axis, block_size=block_size,
                 tile=options.rows_and_columns(tile), symmetric=symmetric, method=method,
-                scale=scale,
-                zero_point=zero_point, scale_dtype=scale_dtype, global_scale=global_scale,
-                mx_rule=mx_rule, layout=layout, activations=activations, precision=precision,
-                saturate=saturate, nonfinite=nonfinite, semantics=semantics,
-                narrow_range=narrow_range, negative_scale=negative_scale,
-                source_dtype=source_dtype, include=include or (), exclude=exclude or (), to=to,
-                external_data=external_data, requantize=requantize, allow_empty=allow_empty,
-                report=report, resume=resume, shards=shards, scheduler=scheduler, jobs=jobs,
-                force=force, progress=progress,
+                scale=scale, zero_point=zero_point, negative_scale=negative_scale,
+                scale_dtype=scale_dtype, global_scale=global_scale, mx_rule=mx_rule,
+                precision=precision, saturate=saturate, nonfinite=nonfinite,
+                semantics=semantics, narrow_range=narrow_range, source_dtype=source_dtype,
+                include=include or (), exclude=exclude or (), layout=layout,
+                dynamic_activations=dynamic_activations, to=to, external_data=external_data,
+                requantize=requantize, allow_empty=allow_empty, report=report, resume=resume,
+                shards=shards, scheduler=scheduler, jobs=jobs, force=force, progress=progress,
             )  # fmt: skip
         options.finish(result, json=json, quiet=quiet)

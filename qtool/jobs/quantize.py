@@ -56,7 +56,7 @@ def quantize_file(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     layout: str | None = None,
-    activations: str | None = None,
+    dynamic_activations: bool | None = None,
     to: str | None = None,
     external_data: bool = False,
     requantize: bool = False,
@@ -78,7 +78,7 @@ def quantize_file(
     dtype ... negative_scale: see QuantSpec. axis, block_size, tile: see Recipe. scale, zero_point:
         see Given. preset: gives those of them that are None, see presets.
     layout: how quantized tensors are spelled, see layouts; None: "native", or "qdq" in ONNX.
-    activations: "dynamic": readers are to quantize activations too, where the layout can say it.
+    dynamic_activations: readers are to quantize activations too, where the layout can say it.
     resume, shards, scheduler: see Division; a slice's Report is on its own shards and not written.
     jobs: threads for large tensors; None: the cores that the process may use.
     Returns the Report. Raises QtoolError; dst is then as it was.
@@ -89,7 +89,7 @@ def quantize_file(
         {
             "dtype": dtype, "axis": axis, "block_size": block_size, "tile": tile,
             "symmetric": symmetric, "method": method, "scale_dtype": scale_dtype,
-            "global_scale": global_scale, "activations": activations,
+            "global_scale": global_scale, "dynamic_activations": dynamic_activations,
         },
     )  # fmt: skip
     recipe = _recipe(
@@ -128,10 +128,6 @@ def _recipe(options: dict[str, Any], **choices: Any) -> Recipe:
         raise UsageError("--dtype", "no type to quantize to", "give one, or a --preset")
     if tile is not None and (axis is not None or block_size is not None):
         raise UsageError("--tile", "replaces --axis and --block-size", "leave one of them out")
-    if options["activations"] not in (None, "none", "dynamic"):
-        raise UsageError(
-            "--activations", f"{options['activations']!r} is unknown", "use dynamic or none"
-        )
     with usage_errors():
         spec = QuantSpec(
             options["dtype"], PerTensor(), symmetric=options["symmetric"],
@@ -143,7 +139,7 @@ def _recipe(options: dict[str, Any], **choices: Any) -> Recipe:
             spec.at(Blocked(0, block_size))
         if tile is not None:
             spec.at(Tiled(tile))
-    activations = options["activations"] == "dynamic"
+    activations = bool(options["dynamic_activations"])
     return Recipe(spec, axis, block_size, tile, activations=activations)
 
 
@@ -256,7 +252,7 @@ def chosen_layout(name: str | None, container: str, recipe: Recipe) -> Layout:
             raise UsageError("--tile", "ONNX has no word for tiles", "use --block-size")
         if recipe.activations and recipe.preset is None:
             rule = "ONNX says it by operators in the graph"
-            raise UsageError("--activations", rule, "use `qtool dynamic --graph`")
+            raise UsageError("--dynamic-activations", rule, "use `qtool dynamic --graph`")
         return native
     if name in ONNX_LAYOUTS:
         raise UsageError("--layout", f"{name} is for ONNX models, not {container}")
@@ -299,7 +295,7 @@ def settings(
         "block_size": recipe.block_size,
         "tile": None if recipe.tile is None else list(recipe.tile),
         "layout": layout,
-        "activations": "dynamic" if recipe.activations else None,
+        "dynamic_activations": recipe.activations,
         "include": list(recipe.include),
         "exclude": list(recipe.exclude),
         "requantize": requantize,
