@@ -26,6 +26,7 @@ from qtool.engine import (
     plain,
     request,
     restore,
+    searching,
     stream,
     tiling,
 )
@@ -59,6 +60,10 @@ OPTIONS: list[dict[str, Any]] = [
     {"scale_dtype": "float8e8m0"},
     {"scale_dtype": "float8e8m0", "symmetric": True, "mx_rule": "even"},
     {"scale_dtype": "bfloat16", "symmetric": True},
+    {"method": "mse"},
+    {"method": "mse", "symmetric": False},
+    {"method": "mse", "scale_dtype": "float16", "negative_scale": True},
+    {"method": "absmax", "negative_scale": True},
     {"semantics": "onednn"},
     {"semantics": "dynamic"},
 ]
@@ -124,6 +129,7 @@ def _tiling(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     tile, longest = request.param
     monkeypatch.setattr(tiling, "TILE", tile)
     monkeypatch.setattr(tiling, "_SMALL_TILE", min(tile, tiling._SMALL_TILE))
+    monkeypatch.setattr(searching, "_LARGEST_WINDOW", request.param[1])
     monkeypatch.setattr(stream, "_LONGEST_SPAN", longest)
     monkeypatch.setattr(stream, "_GROUPS", max(longest, 1000) // 10)
 
@@ -180,7 +186,9 @@ def test_tiles_and_global_scales_stream_as_in_the_plain_path(
     shape, granularity = case
     if not DTYPES[target].is_integer and not options.get("symmetric", True):
         options = {}
-    if DTYPES[target].kind == "uint" and "global_scale" in options:
+    if not DTYPES[target].is_integer and "negative_scale" in options:
+        options = {"method": "mse"}
+    if DTYPES[target].kind == "uint" and {"global_scale", "negative_scale"} & set(options):
         options = {**options, "symmetric": True}
     allowed = "allow" if nonfinite else "error"
     spec = QuantSpec(target, granularity, nonfinite=allowed, **options)
@@ -191,6 +199,8 @@ def test_tiles_and_global_scales_stream_as_in_the_plain_path(
         patched.setattr(tiling, "TILE", tile)
         patched.setattr(tiling, "_SMALL_TILE", min(tile, 8192))
         patched.setattr(stream, "_LONGEST_SPAN", longest)
+        patched.setattr(searching, "_LARGEST_WINDOW", longest)
+        patched.setattr(searching, "_TILE", tile // 8)
         check_same(x, spec, jobs)
 
 

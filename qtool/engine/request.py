@@ -64,6 +64,12 @@ def request(
     if scale is None:
         if zero_point is not None:
             raise SpecError(f"zero_point of {name}", "given without a scale", "give both")
+        if spec.negative_scale and not (spec.symmetric and spec.dtype.is_integer):
+            raise SpecError(
+                "negative_scale",
+                "only symmetric grids of integers have a larger side to choose",
+                "leave it out, or give scales",
+            )
         return Request(name, shape, source, spec, None, absmax)
     if spec.global_scale:
         raise SpecError(f"scale of {name}", "a global scale needs chosen scales", "leave one out")

@@ -16,13 +16,14 @@ from qtool import ops, packing, scales
 from qtool.dtypes import resolve
 from qtool.engine.plain import naming, nonfinite_error
 from qtool.engine.request import Request
+from qtool.engine.searching import Searcher
 from qtool.engine.tally import Groups, Tally
 from qtool.engine.tiling import tile_size
 from qtool.errors import TensorError
 from qtool.kernels.geometry import group_span
 from qtool.kernels.tensor import TileFigures, TileQuantizer, divided
 from qtool.pool import buffer, in_order
-from qtool.spec import PerTensor, Reader, Writer, reader_of
+from qtool.spec import SEARCHES, PerTensor, Reader, Writer, reader_of
 from qtool.tensor import Outcome, QuantizedTensor, Target
 
 Array = NDArray[Any]
@@ -56,12 +57,15 @@ class Stream:
         self._refuses = dynamic or asked.spec.nonfinite == "error"
         self._span = group_span(asked.shape, asked.spec.granularity)
         self._over: float | None = None
+        self._searches = asked.given is None and asked.spec.method in SEARCHES
 
     def quantize(self, target: Target) -> Outcome:
         """Quantize and store all of it. Raises TensorError as engine.quantize()."""
         known = None
         if self._spec.global_scale:
             self._over = self._global_scale()
+        if self._searches:
+            self._searcher = Searcher(self._read, self._asked, self._jobs, self._over or 1.0)
         if self._asked.given is not None:
             known = Groups.of(*self._asked.given)
         elif self._span is None or self._span[0] > _LONGEST_SPAN:
@@ -119,8 +123,12 @@ class Stream:
         begin, end = start // length * length, -(-stop // length) * length
         window = self._values(begin, min(end, self._size))  # the last span may be shorter
         first = begin // length * count
-        ranges = self._ranges(window, begin, first, (end - begin) // length * count)
-        groups = Groups.of(*self._parameters(*ranges), first, self._over)
+        low, high = self._ranges(window, begin, first, (end - begin) // length * count)
+        found = self._parameters(low, high)
+        if self._searches:
+            bound = np.maximum(-low, high)
+            found = self._searcher.of_groups(window, begin, first, found, bound)
+        groups = Groups.of(*found, first, self._over)
         own = groups.part(-(-start // length) * count, -(-stop // length) * count)
         return window[start - begin : stop - begin], groups, own
 
@@ -137,8 +145,11 @@ class Stream:
                     low[part], high[part], self._spec, storage, over=over
                 )
                 zero_points += [] if zero_point is None else [zero_point]
-        whole = np.concatenate(zero_points).reshape(shape) if zero_points else None
-        return scale.reshape(shape), whole
+        whole = np.concatenate(zero_points) if zero_points else None
+        if self._searches:
+            bound = np.maximum(-low, high)
+            scale, whole = self._searcher.of_tensor((scale, whole), bound, self._span)
+        return scale.reshape(shape), None if whole is None else whole.reshape(shape)
 
     def absmax(self) -> float:
         """The largest magnitude of the tensor's finite elements, from a pass of its own."""

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
+from qtool.kernels import CHUNK
 from qtool.kernels.machine import Array
-from qtool.spec import Blocked, Granularity, PerAxis, Shape, Tiled
+from qtool.spec import Blocked, Granularity, PerAxis, Shape, Tiled, folded
 
 
 def layout(shape: Shape, granularity: Granularity) -> Array:
@@ -55,3 +56,62 @@ def group_span(shape: Shape, granularity: Granularity) -> tuple[int, int] | None
     if size % granularity.block_size == 0 or size * inner == math.prod(shape):
         return granularity.block_size * inner, inner  # the last run may be shorter
     return size * inner, -(-size // granularity.block_size) * inner
+
+
+def places(
+    shape: Shape, granularity: Granularity, first: int, count: int
+) -> tuple[Array, Array, Array, int]:
+    """Where count whole groups from number first on lie: starts, heights, widths and stride.
+
+    A group has heights[g] runs of widths[g] elements, the first at starts[g], each `stride` after
+    the last.
+    """
+    outer, size, inner = folded(shape, granularity)
+    number = np.arange(first, first + count)
+    if isinstance(granularity, Tiled):
+        height, blocks = shape[-2], -(-size // granularity.columns)
+        bands = -(-height // granularity.rows)
+        above = number // blocks % bands * granularity.rows
+        beside = number % blocks * granularity.columns
+        starts = (number // (blocks * bands) * height + above) * size + beside
+        heights = np.minimum(granularity.rows, height - above)
+        return starts, heights, np.minimum(granularity.columns, size - beside), size
+    if isinstance(granularity, Blocked):
+        blocks = -(-size // granularity.block_size)
+        before = number // inner % blocks * granularity.block_size
+        starts = (number // (inner * blocks) * size + before) * inner + number % inner
+        lengths = np.minimum(granularity.block_size, size - before)
+        ones = np.ones(count, np.int64)
+        return (starts, ones, lengths, 0) if inner == 1 else (starts, lengths, ones, inner)
+    return (number * inner, np.full(count, outer), np.full(count, inner), size * inner)
+
+
+def pieces(layout: Array, start: int, stop: int) -> tuple[Array, Array, Array, int, Array]:
+    """The elements from number start to stop as pieces of groups, as places() has whole ones, with
+    places counted from start, and the number of the group that each piece is of.
+
+    Where neighbours are of different groups, whole rows of them are expected, or less than one.
+    """
+    size, inner, block, outer_stride, block_stride, inner_stride, rows, band = layout.tolist()
+
+    def group(element: Array) -> Array:
+        a, d = element // (size * inner), element // inner % size
+        above = a if rows == 1 else a // band * -(-band // rows) + a % band // rows
+        return np.asarray(above * outer_stride + d // block * block_stride)
+
+    if inner_stride:
+        lines = np.arange(start // inner, -(-stop // inner))
+        begins = np.flatnonzero(np.diff(group(lines * inner), prepend=-1))
+        heights = np.diff(begins, append=lines.size)
+        columns = np.arange(start % inner, min(inner, start % inner + stop - start))
+        starts = (begins[:, None] * inner + columns - start % inner).reshape(-1)
+        groups = (group(lines[begins] * inner)[:, None] + columns).reshape(-1)
+        ones = np.ones(starts.size, np.int64)
+        return starts, heights.repeat(columns.size), ones, inner, groups
+    line = size * inner
+    within = np.arange(0, line, block * inner)
+    first = np.arange(start // line, -(-stop // line)) * line
+    bounds = (first[:, None] + within).reshape(-1)
+    bounds = np.union1d(bounds[(bounds > start) & (bounds < stop)], np.arange(start, stop, CHUNK))
+    widths = np.diff(bounds, append=stop)
+    return bounds - start, np.ones(bounds.size, np.int64), widths, 0, group(bounds)

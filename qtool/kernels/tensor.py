@@ -50,7 +50,7 @@ class TileQuantizer:
     def __init__(self, shape: Shape, source: DType, spec: QuantSpec) -> None:
         self._form = _FORMS[source.name]
         self._layout = layout(shape, spec.granularity)
-        self._symmetric = spec.symmetric
+        self._symmetric = spec.symmetric and not spec.negative_scale
         self._masks = spec.nonfinite == "allow" and spec.semantics != "dynamic"
         dtype = spec.dtype
         self._mask = (1 << min(dtype.bits, 8)) - 1
@@ -66,7 +66,8 @@ class TileQuantizer:
         self, elements: Array, start: int, first: int, count: int
     ) -> tuple[Array, Array] | None:
         """Finite (low, high) of count groups from number first on, among the elements from number
-        start on; [-absmax, absmax] for symmetric ones; NaN or 0 for a group without any there.
+        start on; [-absmax, absmax] for symmetric ones whose scale is positive; NaN or 0 for a group
+        without any there.
 
         None where an element is not finite, unless spec.nonfinite is "allow".
         """

@@ -1,4 +1,4 @@
-"""Which scale and zero point stand for a group of values: absmax, minmax and percentiles."""
+"""Which scale and zero point stand for a group of values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from qtool import ops
 from qtool.dtypes import DType, resolve
 from qtool.scales.powers import global_scale, power_of_two
-from qtool.scales.ranges import ranges
-from qtool.spec import QuantSpec
+from qtool.scales.ranges import grouped, ranges
+from qtool.scales.search import search
+from qtool.spec import SEARCHES, QuantSpec
 
 __all__ = ["choose", "divided", "from_ranges", "global_scale", "stored", "symmetric_levels"]
 
@@ -20,15 +21,45 @@ Array = NDArray[Any]
 
 
 def choose(
-    x: Array, spec: QuantSpec, storage: DType, over: float = 1.0
+    x: Array, spec: QuantSpec, storage: DType, over: float = 1.0, weights: Array | None = None
 ) -> tuple[Array, Array | None]:
     """The scale, in its storage type, and the zero point of every group of x.
 
     The range of a group is [min, max], or by spec.method between percentiles, of its finite values;
-    from_ranges() has the rest.
-    x: float32, spec's axis counted from the front. Returns arrays of the granularity's scale shape.
+    from_ranges() has the rest. Method mse goes on from there; see search().
+    x: float32, spec's axis counted from the front. over: the global scale. weights: float32 in the
+    shape of x, by which squared errors count. Returns arrays of the granularity's scale shape.
     """
-    return from_ranges(*ranges(x, spec), spec, storage, over=over)
+    low, high = ranges(x, spec)
+    scale, zero = from_ranges(low, high, spec, storage, over=over)
+    if spec.method not in SEARCHES or not x.size:
+        return scale, zero
+    groups = grouped(x, spec.granularity)
+    shares = None if weights is None else grouped(weights, spec.granularity)
+    start = single(scale, zero)
+    found = search(groups, *start, spec, storage, over, shares)
+    return settled(found, (scale, zero), np.maximum(-low, high), spec)
+
+
+def single(scale: Array, zero_point: Array | None) -> tuple[Array, Array]:
+    """Scales and zero points as float32 in one dimension, to be searched from."""
+    wide = ops.cast(scale.reshape(-1), ops.FLOAT32)
+    zero = np.zeros(wide.size) if zero_point is None else zero_point.reshape(-1)
+    return wide, zero.astype(np.float32)
+
+
+def settled(
+    found: tuple[Array, Array], start: tuple[Array, Array | None], bound: Array, spec: QuantSpec
+) -> tuple[Array, Array | None]:
+    """What a search has found, in the types and shapes of what it started from, which stays where
+    groups of that largest magnitude might not come back finite otherwise."""
+    scale, zero_point = start
+    keep = bound >= _lowest_limit(resolve(scale.dtype)) / 4
+    chosen = np.where(keep, scale, found[0].reshape(scale.shape).astype(scale.dtype))
+    if zero_point is None:
+        return chosen, None
+    zeros = ops.cast_integers(found[1].reshape(scale.shape).astype(np.float64), spec.dtype)
+    return chosen, np.where(keep, zero_point, zeros)
 
 
 def divided(bound: Array, levels: float, storage: DType) -> Array:
@@ -47,7 +78,8 @@ def from_ranges(
     """The scale, in its storage type, and the zero point of groups with ranges [low, high].
 
     symmetric: scale = max(-low, high) / levels; levels = qmax, or 2^(b-1) - 1 for unsigned types,
-        whose zero point is 2^(b-1); float8e8m0 scales: see power_of_two()
+        whose zero point is 2^(b-1); float8e8m0 scales: see power_of_two(); with negative_scale
+        levels = 2^(b-1), and the sign is such that the side of largest magnitude has them
     asymmetric: the range is widened to include 0; scale = (high - low) / (qmax - qmin),
         zero_point = round(qmin - low / scale), saturated
     computed in float64 and rounded once to the storage type (see stored()); a group of zeros gets
@@ -65,11 +97,15 @@ def from_ranges(
             middle = 2 ** (dtype.bits - 1)
             zero = np.full(bound.shape, middle).astype(dtype.numpy)
         last = max(levels, middle - spec.qmin)  # -8 is farther from zero than 7
-        if spec.mx_rule is not None:
-            scale = power_of_two(bound, dtype, levels, spec.mx_rule).astype(storage.numpy)
+        if spec.negative_scale and dtype.is_integer:
+            levels = last
+        if spec.exponent_rule is not None:
+            scale = power_of_two(bound, dtype, levels, spec.exponent_rule).astype(storage.numpy)
         else:
             scale = divide(bound, levels * over, storage)
-        return _finite(scale, bound, last, dtype, over), zero
+        scale = _finite(scale, bound, last, dtype, over)
+        turned = spec.negative_scale and dtype.is_integer and high > -low
+        return np.where(turned, -scale, scale) if np.any(turned) else scale, zero
     low, high = low.astype(np.float64), high.astype(np.float64)
     low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
     scale = stored((high - low) / (dtype.qmax - spec.qmin), storage)
@@ -92,7 +128,7 @@ def _finite(scale: Array, bound: Array, farthest: Any, dtype: DType, over: float
     code of bound times the scale overflows, the next smaller scale that does not takes its place.
     """
     storage = resolve(scale.dtype)
-    lowest_limit = min(storage.qmax, ops.FLOAT32.qmax) if storage.bits == 16 else ops.FLOAT32.qmax
+    lowest_limit = _lowest_limit(storage)
     if bound.max(initial=0.0) < lowest_limit / 4:
         return scale
     bound = bound.astype(np.float64)
@@ -109,6 +145,11 @@ def _finite(scale: Array, bound: Array, farthest: Any, dtype: DType, over: float
         above = smaller.astype(np.float64) * over * code > limit
         smaller = (smaller.view(f"u{smaller.itemsize}") - above).view(smaller.dtype)
         scale = np.asarray(np.where(too_large, smaller, scale))
+
+
+def _lowest_limit(storage: DType) -> float:
+    """The largest magnitude that a reader may hold whose scales have that type."""
+    return min(storage.qmax, ops.FLOAT32.qmax) if storage.bits == 16 else ops.FLOAT32.qmax
 
 
 def stored(scale: Array, storage: DType) -> Array:

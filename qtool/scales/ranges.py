@@ -103,3 +103,29 @@ def _expanded(values: Array, shape: Shape, granularity: Granularity) -> Array:
         values, granularity = granularity.by_rows(values, shape)
     attributes = {"axis": 0, "block_size": 0} | granularity.attributes
     return ops.expand(values, shape, **attributes, thing="x")
+
+
+def grouped(x: Array, granularity: Granularity) -> Array:
+    """The elements of every group in a row, in their order, completed by zeros: (G, n)."""
+    if isinstance(granularity, Tiled):
+        rows, columns = map(min, granularity.shape, x.shape[-2:])
+        padded = _padded(_padded(x, -2, rows), -1, columns)
+        shape = (*x.shape[:-2], padded.shape[-2] // rows, rows, -1, columns)
+        return padded.reshape(shape).swapaxes(-3, -2).reshape(-1, rows * columns)
+    if isinstance(granularity, PerTensor):
+        return x.reshape(1, -1)
+    axis = granularity.axis
+    if isinstance(granularity, PerAxis):
+        return np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
+    size = min(granularity.block_size, x.shape[axis])
+    padded = _padded(x, axis, size)
+    blocks = padded.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
+    return np.moveaxis(blocks, axis + 1, -1).reshape(-1, size)
+
+
+def _padded(x: Array, axis: int, size: int) -> Array:
+    """x completed by zeros to a multiple of size along an axis."""
+    rest = -x.shape[axis] % size
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, rest)
+    return np.pad(x, widths) if rest else x

@@ -24,12 +24,14 @@ from qtool.spec.granularity import (
     normalize_axis,
     phrase,
 )
-from qtool.spec.quant_spec import MX_RULES, PRECISIONS, SCALE_DTYPES, SEMANTICS, QuantSpec
+from qtool.spec.methods import SEARCHES, SEMANTICS
+from qtool.spec.quant_spec import MX_RULES, PRECISIONS, SCALE_DTYPES, QuantSpec
 
 __all__ = [
     "MX_RULES",
     "PRECISIONS",
     "SCALE_DTYPES",
+    "SEARCHES",
     "SEMANTICS",
     "Blocked",
     "Granularity",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 
 from qtool.dtypes import DTYPES, TARGETS, DType, DTypeLike, names, resolve, resolve_target
 from qtool.errors import SpecError
 from qtool.spec.granularity import Blocked, Granularity, PerTensor, Tiled
+from qtool.spec.methods import SEARCHES, symmetry
 
-SEMANTICS = ("onnx", "onednn", "dynamic")
 SCALE_DTYPES = tuple(
     DTYPES[n] for n in ("float32", "float16", "bfloat16", "float8e8m0", "float8e4m3fn")
 )
@@ -31,15 +30,17 @@ class QuantSpec:
     granularity: PerTensor(), PerAxis(axis), Blocked(axis, block_size) or Tiled(shape).
     symmetric: True: the grid is centred on zero; False: it spans [min, max] of the data;
         None: by `method` where that says it, else True for signed and float types.
-    method: "absmax" (symmetric), "minmax" (asymmetric) or "percentile:P", 0 < P <= 100; None: the
-        one of the first two that fits `symmetric`.
+    method: "absmax" (symmetric), "minmax" (asymmetric), "percentile:P", 0 < P <= 100, or "mse", see
+        scales.search. None: mse for types of up to 4 bits and for float8e8m0 scales without an
+        mx_rule, where codes are computed as the search does; else the one of the first two that
+        fits `symmetric`.
     scale_dtype: storage type of a chosen scale; None: the tensor's own float type.
     global_scale: the stored float8e4m3fn scales stand under one float32 scale of the tensor, a
         power of two: x_hat = code * (scale * global_scale).
     bias: readers compute x_hat = (code - lowest code) * scale + bias, with what -zero_point * scale
         is for such codes, rounded to the scale's type.
     mx_rule: how a float8e8m0 scale follows from the largest magnitude; see scales.powers. None:
-        the rule of least error for dtype.
+        the rule of least error for dtype, or, with mse, whatever the search finds.
     precision: type of the division x / y_scale; None: float32 for scales that qtool chooses, the
         standard's default for given ones.
     saturate: as in QuantizeLinear; False is for the float8 types.
@@ -47,7 +48,8 @@ class QuantSpec:
     semantics: "onnx" (QuantizeLinear), "onednn" (Quantize: the zero point is added before
         rounding) or "dynamic" (DynamicQuantizeLinear chooses scale and zero point).
     nonfinite: "error" refuses NaN and Inf in a tensor, "allow" saturates and counts them.
-    negative_scale: accept given scales below zero.
+    negative_scale: accept given scales below zero, and choose the sign of others, so that the side
+        with one code more is the one that needs it.
 
     Raises SpecError naming the argument.
     """
@@ -86,12 +88,12 @@ class QuantSpec:
         negative_scale: bool = False,
     ) -> None:
         target = resolve_target(dtype)
-        is_symmetric = _symmetry(target, symmetric, method, semantics)
+        is_symmetric = symmetry(target, symmetric, method, semantics)
         fields = {
             "dtype": target,
             "granularity": granularity,
             "symmetric": is_symmetric,
-            "method": method or ("absmax" if is_symmetric else "minmax"),
+            "method": method or "",
             "scale_dtype": _one_of("scale_dtype", scale_dtype, SCALE_DTYPES),
             "global_scale": global_scale,
             "bias": bias,
@@ -103,10 +105,12 @@ class QuantSpec:
             "nonfinite": nonfinite,
             "negative_scale": negative_scale,
         }
-        if mx_rule is None and is_symmetric and fields["scale_dtype"] == DTYPES["float8e8m0"]:
-            fields["mx_rule"] = _BEST_RULES.get(target.name, "even")
         for name, value in fields.items():
             object.__setattr__(self, name, value)
+        if not method:
+            object.__setattr__(self, "method", self._default_method())
+        if mx_rule is None and self.method not in SEARCHES:
+            object.__setattr__(self, "mx_rule", self.exponent_rule)
         self._check()
 
     def at(self, granularity: Granularity) -> QuantSpec:
@@ -117,6 +121,13 @@ class QuantSpec:
     def qmin(self) -> float:
         """Lowest value that a code may take: the type's, or one more with narrow_range."""
         return self.dtype.qmin + self.narrow_range
+
+    @property
+    def exponent_rule(self) -> str | None:
+        """How the first float8e8m0 scale follows from the largest magnitude; None for others."""
+        if not self.symmetric or self.scale_dtype != DTYPES["float8e8m0"]:
+            return None
+        return self.mx_rule or _BEST_RULES.get(self.dtype.name, "even")
 
     @property
     def percentile(self) -> float | None:
@@ -140,7 +151,32 @@ class QuantSpec:
         keeps = source.name in ("float16", "bfloat16") and self.semantics != "dynamic"
         return source if keeps else DTYPES["float32"]
 
+    def _default_method(self) -> str:
+        is_coarse = self.dtype.bits <= 4 or self.scale_dtype == DTYPES["float8e8m0"]
+        if is_coarse and self.mx_rule is None and not self._obstacle_to_search():
+            return "mse"
+        return "absmax" if self.symmetric else "minmax"
+
+    def _obstacle_to_search(self) -> str | None:
+        """What makes codes differ from those that a search measures."""
+        if self.precision not in (None, DTYPES["float32"]):
+            return f"precision {self.precision}"
+        if self.semantics != "onnx":
+            return f"semantics {self.semantics}"
+        return None if self.saturate else "saturation turned off"
+
     def _check(self) -> None:
+        obstacle = self._obstacle_to_search()
+        if self.method in SEARCHES and obstacle:
+            raise SpecError(
+                "method", f"{self.method} does not go with {obstacle}", "use absmax or minmax"
+            )
+        if self.method in SEARCHES and self.mx_rule is not None:
+            raise SpecError(
+                "mx_rule",
+                f"{self.method} compares scales instead of following a rule",
+                "leave one of them out",
+            )
         if self.nonfinite not in ("error", "allow"):
             raise SpecError("nonfinite", f"{self.nonfinite!r} is unknown", "use error or allow")
         if self.narrow_range and not self.dtype.is_integer:
@@ -214,45 +250,6 @@ class QuantSpec:
             raise SpecError("precision", "oneDNN Quantize divides in float32", "leave it out")
         if not self.saturate:
             raise SpecError("saturate", "oneDNN Quantize always saturates", "leave it out")
-
-
-def _symmetry(dtype: DType, symmetric: bool | None, method: str | None, semantics: str) -> bool:
-    """The value of QuantSpec.symmetric that the arguments mean together."""
-    if semantics not in SEMANTICS:
-        raise SpecError("semantics", f"{semantics!r} is unknown", "use " + ", ".join(SEMANTICS))
-    by_method = {"absmax": True, "minmax": False}.get(method or "")
-    if by_method is None and method is not None:
-        _check_percentile(method)
-    if symmetric is not None and by_method is not None and symmetric != by_method:
-        want = "--symmetric" if by_method else "--asymmetric"
-        raise SpecError("method", f"{method} is {want[2:]}", f"use {want} or another method")
-    if symmetric is None:
-        symmetric = by_method
-    if symmetric is None:
-        symmetric = dtype.kind != "uint" and semantics != "dynamic"
-    if not symmetric and not dtype.is_integer:
-        raise SpecError(
-            "symmetric" if by_method is None else "method",
-            f"{dtype} has no zero point to shift its grid by",
-            "quantize float types symmetrically",
-        )
-    return symmetric
-
-
-def _check_percentile(method: str) -> None:
-    match = re.fullmatch(r"percentile:(\d+(?:\.\d+)?)", method)
-    if match is None:
-        raise SpecError(
-            "method",
-            f"{method!r} is unknown",
-            "use absmax, minmax or percentile:P with P in (0, 100]",
-        )
-    if not 0 < float(match[1]) <= 100:
-        raise SpecError(
-            "method",
-            f"percentile {match[1]} is outside (0, 100]",
-            "use for example percentile:99.9",
-        )
 
 
 def _one_of(thing: str, value: DTypeLike | None, allowed: tuple[DType, ...]) -> DType | None:

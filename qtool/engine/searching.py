@@ -1,0 +1,143 @@
+"""The search for scales of least squared error in a tensor that is read tile by tile."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qtool import scales
+from qtool.dtypes import DType
+from qtool.engine.request import Request
+from qtool.kernels.geometry import layout
+from qtool.kernels.searcher import TileSearcher
+from qtool.pool import buffer, in_order
+from qtool.scales.search import Grid, best, stages
+from qtool.spec import Blocked, Granularity, PerAxis, Reader, Shape, Tiled
+
+Array = NDArray[Any]
+Parameters = tuple[Array, Array | None]
+
+# Elements of a tile whose groups go on in others. Of groups that lie side by side a tile has so
+# many lines at least, unless they are longer.
+_TILE = 1 << 18
+_LINES, _LONGEST_LINE = 32, 1 << 18
+# Elements of groups that are searched at once.
+_LARGEST_WINDOW = 1 << 23
+
+
+class Searcher:
+    """Improves the scales of one tensor.
+
+    read: gives its elements. asked: its spec's method is one of SEARCHES. over: the global scale.
+    """
+
+    def __init__(self, read: Reader, asked: Request, jobs: int, over: float) -> None:
+        self._read, self._asked, self._jobs = read, asked, jobs
+        spec, storage = asked.spec, asked.storage
+        self._length = group_length(asked.shape, spec.granularity)
+        self._stages = stages(spec, storage, self._length)
+        self._grid = grid = Grid.of(spec, storage, over)
+        self._kernel = TileSearcher(
+            asked.shape, spec, self._stages, mantissa=grid.mantissa, exponent=grid.exponent,
+            unit=grid.unit, loose=grid.loose(self._length), over=over, storage=grid.storage_limits,
+        )  # fmt: skip
+
+    def of_groups(
+        self, window: Array, begin: int, first: int, start: Parameters, bound: Array
+    ) -> Parameters:
+        """Scale and zero point of whole groups from number first on, which lie in the window of
+        elements from number begin on.
+
+        start: where the search begins. bound: the largest magnitude of each group.
+        """
+        scale, zero = scales.single(*start)
+        self._kernel.search(widened(window, self._asked.source), begin, first, scale, zero)
+        return scales.settled((scale, zero), start, bound, self._asked.spec)
+
+    def of_tensor(
+        self, start: Parameters, bound: Array, span: tuple[int, int] | None
+    ) -> Parameters:
+        """of_groups() of all groups; span: see geometry.group_span()."""
+        size = math.prod(self._asked.shape)
+        length, count = span or (size, bound.size)
+        scale, zero_point = start
+        fits = length <= _LARGEST_WINDOW
+
+        def improved(begin: int) -> tuple[slice, Parameters]:
+            first, end = begin // length * count, min(begin + length, size)
+            part = slice(first, first + count)
+            held = scale[part], None if zero_point is None else zero_point[part]
+            if not fits:
+                return part, self._of_part(begin, end, first, held, bound[part])
+            window = buffer("raw", self._asked.source.numpy, end - begin)
+            self._read(begin, window)
+            return part, self.of_groups(window, begin, first, held, bound[part])
+
+        def keep(found: tuple[slice, Parameters]) -> None:
+            part, (scale[part], zeros) = found
+            if zero_point is not None:
+                zero_point[part] = zeros
+
+        in_order(improved, range(0, size, length), self._jobs if fits else 1, keep)
+        return scale, zero_point
+
+    def _of_part(
+        self, begin: int, end: int, first: int, start: Parameters, bound: Array
+    ) -> Parameters:
+        """of_groups() of groups too long for a window, in passes over their elements."""
+
+        def costs(candidates: Array) -> Array:
+            return self._costs(begin, end, first, candidates)
+
+        found = best(*scales.single(*start), costs, self._stages, self._grid, self._length)
+        return scales.settled((found[0], found[1]), start, bound, self._asked.spec)
+
+    def _costs(self, begin: int, end: int, first: int, candidates: Array) -> Array:
+        """Of candidates (3, G, K), what each costs for each group from number first on."""
+        total = np.zeros(candidates.shape[1:])
+        step = self._tile_size()
+
+        def measured(start: int) -> tuple[Array, Array]:
+            values = buffer("raw", self._asked.source.numpy, min(step, end - start))
+            self._read(start, values)
+            x = widened(values, self._asked.source)
+            return self._kernel.costs(x, start, first, candidates)
+
+        def add(tile: tuple[Array, Array]) -> None:
+            np.add.at(total, *tile)
+
+        in_order(measured, range(begin, end, step), self._jobs, add)
+        return total
+
+    def _tile_size(self) -> int:
+        """Whole lines of elements that are of different groups, if there are such."""
+        shape = layout(self._asked.shape, self._asked.spec.granularity)
+        inner, are_neighbours = int(shape[1]), bool(shape[5])
+        if not are_neighbours or inner > _LONGEST_LINE:
+            return _TILE
+        return max(_TILE // inner, _LINES) * inner
+
+
+def group_length(shape: Shape, granularity: Granularity) -> int:
+    """Elements of the largest group of a tensor."""
+    if isinstance(granularity, Tiled):
+        return min(granularity.rows, shape[-2]) * min(granularity.columns, shape[-1])
+    if isinstance(granularity, Blocked):
+        return min(granularity.block_size, shape[granularity.axis])
+    size = math.prod(shape)
+    return size // shape[granularity.axis] if isinstance(granularity, PerAxis) else size
+
+
+def widened(values: Array, source: DType) -> Array:
+    """Elements as float32, in memory that the thread's next call overwrites."""
+    if source.name == "float32":
+        return values
+    wide = buffer("wide", np.dtype(np.float32), values.size)
+    if source.name == "bfloat16":
+        np.left_shift(values.view(np.uint16), 16, out=wide.view(np.uint32), dtype=np.uint32)
+    else:
+        wide[:] = values
+    return wide
