@@ -57,6 +57,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"narrow_range": True},
     {"scale_dtype": "float8e4m3fn"},
     {"scale_dtype": "float8e4m3fn", "global_scale": True},
+    {"scale_dtype": "float8e4m3fn", "global_scale": True, "method": "mse"},
     {"scale_dtype": "float8e8m0"},
     {"scale_dtype": "float8e8m0", "symmetric": True, "mx_rule": "even"},
     {"scale_dtype": "bfloat16", "symmetric": True},

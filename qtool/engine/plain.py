@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import ops, scales
+from qtool.engine import global_scale
 from qtool.engine.request import Request
 from qtool.errors import TensorError
 from qtool.spec import Blocked, Granularity, Shape, Tiled, folded
@@ -47,7 +48,12 @@ def _global_scale(single: Array, asked: Request) -> float:
     if absmax is None:
         finite = np.isfinite(single)
         absmax = float(np.max(np.abs(single), where=finite, initial=0.0))
-    return scales.global_scale(absmax, scales.symmetric_levels(asked.spec.dtype))
+    groups = scales.grouped(ops.cast(single, ops.FLOAT32), asked.spec.granularity)
+
+    def cost(over: float, _: range, part: range) -> float:
+        return scales.cost(groups[part.start : part.stop], asked.spec, asked.storage, over)
+
+    return global_scale.chosen(asked, absmax, cost)
 
 
 def _quantize_boxes(

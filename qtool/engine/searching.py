@@ -14,7 +14,7 @@ from qtool.engine.request import Request
 from qtool.kernels.geometry import layout
 from qtool.kernels.searcher import TileSearcher
 from qtool.pool import buffer, in_order
-from qtool.scales.search import Grid, best, stages
+from qtool.scales.search import Grid, best, bounds, squared, stages
 from qtool.spec import Blocked, Granularity, PerAxis, Reader, Shape, Tiled
 
 Array = NDArray[Any]
@@ -56,6 +56,16 @@ class Searcher:
         scale, zero = scales.single(*start)
         self._kernel.search(widened(window, self._asked.source), begin, first, scale, zero)
         return scales.settled((scale, zero), start, bound, self._asked.spec)
+
+    def cost(self, window: Array, begin: int, groups: range, found: Parameters) -> float:
+        """The squared error of these groups, as the search counts it."""
+        scale, zero = scales.single(*found)
+        candidates = bounds(scale, zero, self._grid)[:, :, None]
+        x = widened(window, self._asked.source)
+        pieces, steps = self._kernel.costs(x, begin, groups.start, candidates)
+        total = np.zeros(scale.size)
+        np.add.at(total, pieces, steps[:, 0])
+        return float((total * squared(scale, self._grid)).sum())
 
     def of_tensor(
         self, start: Parameters, bound: Array, span: tuple[int, int] | None

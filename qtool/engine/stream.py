@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from qtool import ops, packing, scales
 from qtool.dtypes import resolve
+from qtool.engine import global_scale
 from qtool.engine.plain import naming, nonfinite_error
 from qtool.engine.request import Request
 from qtool.engine.searching import Searcher
@@ -124,7 +125,7 @@ class Stream:
         window = self._values(begin, min(end, self._size))  # the last span may be shorter
         first = begin // length * count
         low, high = self._ranges(window, begin, first, (end - begin) // length * count)
-        found = self._parameters(low, high)
+        found = self._parameters(low, high, self._over or 1.0)
         if self._searches:
             bound = np.maximum(-low, high)
             found = self._searcher.of_groups(window, begin, first, found, bound)
@@ -159,7 +160,18 @@ class Stream:
 
     def _global_scale(self) -> float:
         absmax = self.absmax() if self._asked.absmax is None else self._asked.absmax
-        return scales.global_scale(absmax, scales.symmetric_levels(self._spec.dtype))
+
+        def cost(over: float, window: range, groups: range) -> float:
+            values = self._values(window.start, window.stop)
+            low, high = self._ranges(values, window.start, groups.start, len(groups))
+            start = self._parameters(low, high, over)
+            searcher = Searcher(self._read, self._asked, self._jobs, over)
+            found = searcher.of_groups(
+                values, window.start, groups.start, start, np.maximum(-low, high)
+            )
+            return searcher.cost(values, window.start, groups, found)
+
+        return global_scale.chosen(self._asked, absmax, cost)
 
     def _extremes(
         self, quantizer: TileQuantizer, count: int, span: tuple[int, int] | None
@@ -184,8 +196,7 @@ class Stream:
         in_order(ranges, self._starts(), self._jobs, widen)
         return low, high
 
-    def _parameters(self, low: Array, high: Array) -> tuple[Array, Array | None]:
-        over = self._over or 1.0
+    def _parameters(self, low: Array, high: Array, over: float) -> tuple[Array, Array | None]:
         return scales.from_ranges(low, high, self._spec, self._asked.storage, divided, over)
 
     def _ranges(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qtool.kernels import CHUNK
-from qtool.kernels.machine import Array
 from qtool.spec import Blocked, Granularity, PerAxis, Shape, Tiled, folded
+
+Array = NDArray[Any]
 
 
 def layout(shape: Shape, granularity: Granularity) -> Array:

@@ -10,12 +10,15 @@ from numpy.typing import NDArray
 
 from qtool import ops
 from qtool.dtypes import DType, resolve
-from qtool.scales.powers import global_scale, power_of_two
+from qtool.scales.powers import power_of_two
 from qtool.scales.ranges import grouped, ranges
-from qtool.scales.search import search
+from qtool.scales.search import Grid, costs, search
 from qtool.spec import SEARCHES, QuantSpec
 
-__all__ = ["choose", "divided", "from_ranges", "global_scale", "stored", "symmetric_levels"]
+__all__ = [
+    "choose", "cost", "divided", "from_ranges", "grouped", "settled", "single", "stored",
+    "symmetric_levels",
+]  # fmt: skip
 
 Array = NDArray[Any]
 
@@ -39,6 +42,16 @@ def choose(
     start = single(scale, zero)
     found = search(groups, *start, spec, storage, over, shares)
     return settled(found, (scale, zero), np.maximum(-low, high), spec)
+
+
+def cost(groups: Array, spec: QuantSpec, storage: DType, over: float) -> float:
+    """The squared error, as search() counts it, that groups have with the best scales."""
+    finite = np.where(np.isfinite(groups), groups, np.float32(0))
+    low, high = finite.min(axis=1).astype(np.float64), finite.max(axis=1).astype(np.float64)
+    start = from_ranges(low, high, spec, storage, over=over)
+    found = search(groups, *single(*start), spec, storage, over)
+    scale, zero_point = single(*settled(found, start, np.maximum(-low, high), spec))
+    return float(costs(finite, scale, zero_point, Grid.of(spec, storage, over)).sum())
 
 
 def single(scale: Array, zero_point: Array | None) -> tuple[Array, Array]:
@@ -88,7 +101,8 @@ def from_ranges(
     """
     dtype = spec.dtype
     if spec.semantics == "dynamic":
-        return ops.dynamic_parameters(low.astype(np.float32), high.astype(np.float32), dtype)
+        found = ops.dynamic_parameters(low.astype(np.float32), high.astype(np.float32), dtype)
+        return found[0].reshape(low.shape), found[1].reshape(low.shape)
     bound = np.maximum(-low, high)
     if spec.symmetric:
         levels = symmetric_levels(dtype)

@@ -1,4 +1,4 @@
-"""Scales that are powers of two: of the mx formats, and over the block scales of nvfp4.
+"""Scales that are powers of two, of the mx formats.
 
 Sources: OCP Microscaling Formats (MX) 1.0, section 6.3 (floor); the scale modes of torchao (ceil,
 even, rceil); NVIDIA, Recipes for Pre-training LLMs with MXFP8 (rceil).
@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool.dtypes import DTYPES, DType
+from qtool.dtypes import DType
 
 Array = NDArray[Any]
 
 _LOWEST, _HIGHEST = -127, 127  # exponents of float8e8m0
-_NORMAL = -126  # the lowest exponent of normal float32 numbers
 
 
 def power_of_two(absmax: Array, dtype: DType, levels: float, rule: str) -> Array:
@@ -35,9 +34,9 @@ def power_of_two(absmax: Array, dtype: DType, levels: float, rule: str) -> Array
     absmax = absmax.astype(np.float64)
     last = int(np.frexp(levels)[1]) - 1
     if rule.startswith("rceil"):
-        exponent = _ceil_log2(absmax / (7.25 if rule == "rceil-7.25" else levels))
+        exponent = ceil_log2(absmax / (7.25 if rule == "rceil-7.25" else levels))
     elif rule == "ceil":
-        exponent = _ceil_log2(absmax) - last
+        exponent = ceil_log2(absmax) - last
     else:
         mantissa, exponent = np.frexp(absmax)  # mantissa in [0.5, 1)
         bits = dtype.bits - 2 if dtype.is_integer else int(dtype.limits.nmant)
@@ -47,16 +46,7 @@ def power_of_two(absmax: Array, dtype: DType, levels: float, rule: str) -> Array
     return np.where(absmax == 0, 1.0, scale)
 
 
-def global_scale(absmax: float, levels: float) -> float:
-    """The smallest power of two under which every block scale fits float8e4m3fn:
-    absmax / (levels * 448) rounded up; 1 for a tensor of zeros."""
-    if not absmax:
-        return 1.0
-    exponent = _ceil_log2(np.float64(absmax) / (levels * DTYPES["float8e4m3fn"].qmax))
-    return float(np.ldexp(1.0, max(int(exponent), _NORMAL)))
-
-
-def _ceil_log2(x: Array | np.float64) -> Array:
+def ceil_log2(x: Array | np.float64) -> Array:
     """ceil(log2(x)), exactly."""
     mantissa, exponent = np.frexp(x)
     return np.asarray(exponent - (mantissa == 0.5))

@@ -156,6 +156,12 @@ def search(
     return found[0], found[1]
 
 
+def costs(x: Array, scale: Array, zero_point: Array, grid: Grid) -> Array:
+    """Of finite groups (G, n) with those scales and zero points."""
+    candidate = bounds(scale, zero_point, grid)
+    return _steps(x, None, candidate, grid) * squared(scale, grid)
+
+
 def best(
     scale: Array,
     zero_point: Array,
@@ -173,7 +179,7 @@ def best(
     least = before = np.empty(0)
     for stage, candidates in enumerate(plan):
         scales, zeros = proposed(scale, zero_point, candidates, grid)
-        total = cost(bounds(scales, zeros, grid)) * _squared(scales, grid)
+        total = cost(bounds(scales, zeros, grid)) * squared(scales, grid)
         if stage == 0:
             least = before = total[:, 0]
             scale, zero_point = scales[:, 0], zeros[:, 0]
@@ -182,7 +188,7 @@ def best(
             least = np.where(better, total[:, k], least)
             scale = np.where(better, scales[:, k], scale)
             zero_point = np.where(better, zeros[:, k], zero_point)
-    room = grid.loose(length) * (_squared(held[0], grid) + _squared(scale, grid))
+    room = grid.loose(length) * (squared(held[0], grid) + squared(scale, grid))
     surely = least + least * 2.0**-19 + room < before
     return np.stack([np.where(surely, scale, held[0]), np.where(surely, zero_point, held[1])])
 
@@ -228,7 +234,7 @@ def _stored(bits: Array, grid: Grid) -> Array:
     return np.asarray(bits.view(np.float32))
 
 
-def _squared(scales: Array, grid: Grid) -> Array:
+def squared(scales: Array, grid: Grid) -> Array:
     divisor = (scales * np.float32(grid.over)).astype(np.float64)
     return divisor * divisor
 

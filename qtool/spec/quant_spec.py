@@ -35,8 +35,8 @@ class QuantSpec:
         mx_rule, where codes are computed as the search does; else the one of the first two that
         fits `symmetric`.
     scale_dtype: storage type of a chosen scale; None: the tensor's own float type.
-    global_scale: the stored float8e4m3fn scales stand under one float32 scale of the tensor, a
-        power of two: x_hat = code * (scale * global_scale).
+    global_scale: the stored float8e4m3fn scales stand under one float32 scale of the tensor, see
+        scales.global_scale: x_hat = code * (scale * global_scale).
     bias: readers compute x_hat = (code - lowest code) * scale + bias, with what -zero_point * scale
         is for such codes, rounded to the scale's type.
     mx_rule: how a float8e8m0 scale follows from the largest magnitude; see scales.powers. None:
