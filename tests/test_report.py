@@ -558,7 +558,8 @@ def test_the_report_says_who_made_it_and_what_was_asked(tmp_path: Path) -> None:
         "nonfinite": "error", "negative_scale": False, "axis": -1, "block_size": 16,
         "tile": None, "global_scale": False, "mx_rule": None, "preset": None, "layout": None,
         "dynamic_activations": False,
-        "include": [], "exclude": ["x*"], "requantize": False, "graph": None,
+        "include": [], "exclude": ["x*"], "rules": [], "target": None,
+        "requantize": False, "graph": None,
     }  # fmt: skip
     assert report["source"] == {
         "name": str(tmp_path / "w.safetensors"), "container": "safetensors",
