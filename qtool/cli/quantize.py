@@ -182,9 +182,10 @@ def quantize(
     source_dtype: options.SourceDtype = None,
     include: options.Include = None,
     exclude: options.Exclude = None,
-    rule: Annotated[
+    rules: Annotated[
         list[str] | None,
         typer.Option(
+            "--rule",
             metavar="RULE",
             help="'PATTERN: dtype=int8, block_size=64' for the tensors whose name matches, with "
             "the words of this page's options (none: as if not given), or 'PATTERN: skip'. "
@@ -298,7 +299,7 @@ def quantize(
                 scale_dtype=scale_dtype, global_scale=global_scale, mx_rule=mx_rule,
                 precision=precision, saturate=saturate, nonfinite=nonfinite,
                 semantics=semantics, narrow_range=narrow_range, source_dtype=source_dtype,
-                include=include or (), exclude=exclude or (), rules=rule or (), recipe=recipe,
+                include=include or (), exclude=exclude or (), rules=rules or (), recipe=recipe,
                 target_bits=target_bits, target_sqnr=target_sqnr, candidates=candidates or (),
                 save_recipe=save_recipe, layout=layout,
                 dynamic_activations=dynamic_activations, to=to, external_data=external_data,

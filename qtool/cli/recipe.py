@@ -30,7 +30,7 @@ def recipe(**given: Any) -> None:
         from qtool.jobs.recipes import recipe_text
 
         tile = options.rows_and_columns(given.pop("tile"))
-        rules = given.pop("rule") or ()
+        rules = given.pop("rules") or ()
         lists = {name: given.pop(name) or () for name in ("include", "exclude")}
         typer.echo(recipe_text(**given, **lists, rules=rules, tile=tile), nl=False)
 

@@ -70,12 +70,13 @@ def mixed(
     for planned in plans[0]:  # what no candidate suits: the plan of one says why
         if recipes[0].reason_against(planned.info) is None:
             numbers.setdefault(planned.info.name, 0)
-    phrases = [words.phrase(one) for one in candidates]
     said = {
         "bits_per_weight": target.bits,
         "sqnr_db": target.sqnr,
-        "candidates": phrases,
-        "chosen": {phrases[number]: counts[number] for number in sorted(counts)},
+        "candidates": [
+            {"words": words.phrase(one), "tensors": counts[number]}
+            for number, one in enumerate(candidates)
+        ],
         "predicted": _predicted(ways, order),
     }
     rules = _rules(candidates, {name: numbers[name] for name in order if name in numbers})

@@ -31,7 +31,7 @@ def settings(recipe: Recipe, given: Given | None, target: dict[str, Any] | None)
         "dynamic_activations": bool(default and default.activations and not recipe.silent),
         "include": list(recipe.include),
         "exclude": list(recipe.exclude),
-        "rules": [rule.to_table() for rule in recipe.rules],
+        "rules": [rule.described() for rule in recipe.rules],
         "target": target,
         "requantize": recipe.options.get("requantize", False),
         "graph": None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from qtool.errors import UsageError
 from qtool.recipe.patterns import matches
-from qtool.recipe.words import WORDS, Words, checked, parsed, plain, unknown
+from qtool.recipe.words import WORDS, Words, checked, parsed, phrase, plain, unknown
 
 _SKIP = "skip"
 
@@ -59,8 +59,13 @@ class Rule:
         """Whether the rule is about the tensor of that name."""
         return matches(self.patterns, name)
 
+    def described(self) -> dict[str, Any]:
+        """The rule in a report."""
+        words = _SKIP if self.skip else phrase(self.words)
+        return {"patterns": list(self.patterns), "words": words}
+
     def to_table(self) -> dict[str, Any]:
-        """The rule as plain data, for recipes and reports."""
+        """The rule in a recipe."""
         [*patterns] = self.patterns
         said = {_SKIP: True} if self.skip else {k: plain(v) for k, v in self.words.items()}
         return {"pattern": patterns[0] if len(patterns) == 1 else patterns, **said}
