@@ -12,10 +12,18 @@ from qtool.errors import UsageError
 _REGULAR = "re:"
 
 
-def matches(patterns: Iterable[str], name: str) -> bool:
-    """Whether one of the patterns matches the name."""
-    literals, others = _sorted(tuple(patterns))
-    return name in literals or any(_compiled(pattern).search(name) for pattern in others)
+class Patterns:
+    """Globs over whole names (`*` matches any characters), or, after "re:", regular expressions
+    that are searched for in them."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        names = {pattern: _name(pattern) for pattern in patterns}
+        self._names = {name for name in names.values() if name is not None}
+        self._others = [pattern for pattern, name in names.items() if name is None]
+
+    def match(self, name: str) -> bool:
+        """Whether one of them matches the name. Raises UsageError for what is no pattern."""
+        return name in self._names or any(_compiled(p).search(name) for p in self._others)
 
 
 def unmatched(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -24,7 +32,7 @@ def unmatched(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
     return [
         pattern
         for pattern in patterns
-        if _name(pattern) not in held and not any(matches([pattern], name) for name in names)
+        if _name(pattern) not in held and not any(map(Patterns([pattern]).match, names))
     ]
 
 
@@ -32,14 +40,6 @@ def escaped(name: str) -> str:
     """The glob that matches this name alone."""
     text = re.sub(r"[*?[]", r"[\g<0>]", name)
     return f"[r]{text[1:]}" if text.startswith(_REGULAR) else text
-
-
-@cache
-def _sorted(patterns: tuple[str, ...]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Names that patterns stand for literally, and the other patterns."""
-    names = {pattern: _name(pattern) for pattern in patterns}
-    literals = frozenset(name for name in names.values() if name is not None)
-    return literals, tuple(pattern for pattern, name in names.items() if name is None)
 
 
 def _name(pattern: str) -> str | None:
@@ -50,8 +50,6 @@ def _name(pattern: str) -> str | None:
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """A glob over the whole name (`*` matches any characters), or, after "re:", a regular
-    expression that is searched for in it."""
     if not pattern.startswith(_REGULAR):
         return re.compile(r"\A" + fnmatch.translate(pattern))
     try:

@@ -10,7 +10,7 @@ from typing import Any
 from qtool.dtypes import DTYPES
 from qtool.errors import SpecError, UsageError, usage_errors
 from qtool.recipe.choice import Choice
-from qtool.recipe.patterns import matches
+from qtool.recipe.patterns import Patterns
 from qtool.recipe.rule import Rule
 from qtool.recipe.words import Words, over
 from qtool.spec import QuantSpec, TensorInfo
@@ -76,13 +76,13 @@ class Recipe:
 
     def reason_against(self, info: TensorInfo) -> str | None:
         """Why a tensor is left alone, from its header; None if it is to be quantized."""
-        if self.include and not matches(self.include, info.name):
+        if self.include and not _matches(self.include, info.name):
             return "not included"
-        if matches(self.exclude, info.name):
+        if _matches(self.exclude, info.name):
             return "excluded"
         if self._skipped(info.name):
             return "skipped by a rule"
-        if not self.include and matches(self.left_alone, info.name):
+        if not self.include and _matches(self.left_alone, info.name):
             return "left alone by custom of the layout; --include '*' takes it too"
         if info.obstacle is not None:
             return info.obstacle
@@ -123,6 +123,15 @@ class Recipe:
     def _skipped(self, name: str) -> bool:
         last = next((rule for rule in reversed(self.rules) if rule.matches(name)), None)
         return last is not None and last.skip
+
+
+def _matches(patterns: Sequence[str], name: str) -> bool:
+    return _patterns(tuple(patterns)).match(name)
+
+
+@cache
+def _patterns(patterns: tuple[str, ...]) -> Patterns:
+    return Patterns(patterns)
 
 
 @cache

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from qtool.errors import UsageError
-from qtool.recipe.patterns import matches
+from qtool.recipe.patterns import Patterns
 from qtool.recipe.words import WORDS, Words, checked, parsed, phrase, plain, unknown
 
 _SKIP = "skip"
@@ -57,7 +58,11 @@ class Rule:
 
     def matches(self, name: str) -> bool:
         """Whether the rule is about the tensor of that name."""
-        return matches(self.patterns, name)
+        return self._matcher.match(name)
+
+    @cached_property
+    def _matcher(self) -> Patterns:
+        return Patterns(self.patterns)
 
     def described(self) -> dict[str, Any]:
         """The rule in a report."""

@@ -41,23 +41,30 @@ _KINDS = {str: "a text", int: "a number", float: "a number", list: "texts in [ ]
 
 
 def read(path: str | Path) -> Recipe:
-    """The recipe in a file. Raises FormatError where it is no TOML, UsageError where it says what
-    no recipe can."""
+    """The recipe in a file; see parsed()."""
     try:
-        said = tomllib.loads(Path(path).read_bytes().decode("utf-8"))
+        data = Path(path).read_bytes()
     except OSError as error:
         raise FormatError(str(path), f"cannot be read: {error.strerror}") from error
+    return parsed(data, str(path))
+
+
+def parsed(data: bytes, path: str) -> Recipe:
+    """The recipe that a file of that name holds. Raises FormatError where it is no TOML, UsageError
+    where it says what no recipe can."""
+    try:
+        said = tomllib.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise FormatError(str(path), f"is no TOML: {error}") from error
+        raise FormatError(path, f"is no TOML: {error}") from error
     words: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for key, value in said.items():
         if key in WORDS:
-            words |= checked({key: value}, str(path))
+            words |= checked({key: value}, path)
         elif key in OPTIONS:
             options[key] = _typed(key, value, OPTIONS[key], path)
         elif key not in (*_PATTERNS, _RULES):
-            raise unknown(key, [*WORDS, *OPTIONS, *_PATTERNS, _RULES], str(path))
+            raise unknown(key, [*WORDS, *OPTIONS, *_PATTERNS, _RULES], path)
     include, exclude = (_typed(key, said.get(key, []), (list,), path) for key in _PATTERNS)
     tables = said.get(_RULES, [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
@@ -96,11 +103,11 @@ def _long(texts: Sequence[str]) -> str:
     return "[\n" + "".join(f"    {text},\n" for text in texts) + "]"
 
 
-def _typed(key: str, value: Any, kinds: tuple[type, ...], path: str | Path) -> Any:
+def _typed(key: str, value: Any, kinds: tuple[type, ...], path: str) -> Any:
     is_right = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
     if is_right and isinstance(value, list):
         is_right = all(isinstance(item, str) for item in value)
     if not is_right:
         wanted = " or ".join(dict.fromkeys(_KINDS[kind] for kind in kinds))
-        raise UsageError(str(path), f"{key} is {value!r}", f"give {wanted}")
+        raise UsageError(path, f"{key} is {value!r}", f"give {wanted}")
     return value
