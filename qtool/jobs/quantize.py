@@ -194,6 +194,7 @@ def run(
         screening.check_something(plan, recipe, source)
         screening.check_room(plan, name, container)
         screening.check_kinds(plan, spelled, container)
+        keeping.keep(recipe)
         job = Job(readable, plan, given, spelled, progress, threads, graph=graph)
         with streams.placed(name, f"{source.path.stem}.{container}") as path:
             job.write(path, container, external_data=external_data)
@@ -214,7 +215,6 @@ def run(
             + screening.nonfinite_warnings(stats for _, stats in job.records),
             time.perf_counter() - started,
         )
-        keeping.keep(recipe)
     streams.write_report(result, report_path)
     return result
 

@@ -78,6 +78,7 @@ def quantize_folder(
         screening.check_something(plan, recipe, source)
         screening.check_kinds(plan, spelled, source.container)
         _check_names(plan)
+        keeping.keep(recipe)
         works = _works(source, plan, spelled, given, threads)
         settings = choices(recipe, given, mixture.said)
         warnings = screening.warnings(recipe, plan, source.container, readable)
@@ -89,7 +90,6 @@ def quantize_folder(
         result = bound(report_of, started=started)
         with folder.building(partial, run, division):
             records = folder.build(run, works, partial, division, jobs, progress or Silent())
-            keeping.keep(recipe)
             if division.slice is not None:
                 return folder.described(run, partial.path, records, result)
             return folder.conclude(run, source, partial, records, result, report_path)
