@@ -52,7 +52,6 @@ def curves(
     units = [_ways(plans, places) for places in _places(plans, layout)]
     tensors = [[p for unit in units for p in unit.get(n, ())] for n in range(len(plans))]
     sizes = [p.info.nbytes for planned in tensors for p in planned]
-    progress.note(f"measuring the errors of {len(plans)} candidates")
     progress.begin(len(sizes), sum(sizes))
     measured: list[dict[str, Stats]] = []
     for plan, planned in zip(plans, tensors, strict=True):
