@@ -329,6 +329,15 @@ def test_python_has_the_same_words() -> None:
     assert told["settings"] == report(Path("q.safetensors"))["settings"]
 
 
+def test_an_array_has_no_place_in_a_recipe() -> None:
+    options: dict[str, Any] = {"dtype": "int8", "save_recipe": "r.toml"}
+    with pytest.raises(qtool.QtoolError, match="recipe: has no place for an array"):
+        qtool.quantize_file("m.safetensors", "q.safetensors", scale=np.ones(3), **options)
+    assert not Path("q.safetensors").exists()
+    qtool.quantize_file("m.safetensors", "q.safetensors", scale=np.float32(0.5), **options)
+    assert Path("r.toml").read_text() == 'dtype = "int8"\nscale = 0.5\n'
+
+
 LINES = [
     "--dtype int4",
     "--preset w4a16 --block-size 32 --exclude 'b*' --nonfinite allow",

@@ -212,6 +212,12 @@ def test_candidates_are_the_words_of_a_rule() -> None:
     assert {row["block_size"] for row in told["tensors"]} <= {32, 64}
 
 
+def test_candidates_may_leave_the_type_to_its_option() -> None:
+    told = mixed("--target-bits", "4.6", "--dtype", "int4", "--candidates", "block_size=32",
+                 "--candidates", "block_size=64")  # fmt: skip
+    assert {row["block_size"] for row in told["tensors"]} == {32, 64}
+
+
 def test_what_no_candidate_suits_is_left_alone_for_its_own_reason() -> None:
     odd = {**TENSORS, "odd.weight": TENSORS["re:c"][:, :100], "lm_head.weight": TENSORS["re:c"]}
     save_file({n.replace("re:c", "c.weight"): t for n, t in odd.items()}, "m.safetensors")
@@ -242,6 +248,10 @@ def test_what_no_candidate_suits_is_left_alone_for_its_own_reason() -> None:
          "--preset: the candidates say the type; leave it out"),
         ("--target-bits 4 --candidates int4:32,in8", 2,
          "candidate 'int4:32,in8': dtype: 'in8' is unknown; use int8"),
+        ("--target-bits 4 --method foo", 2, "--method: 'foo' is unknown; "
+         "use absmax, minmax or percentile:P with P in (0, 100]"),
+        ("--target-bits 4 --candidates block_size=32", 2,
+         "--dtype: no type to quantize to; give one, or a --preset"),
         ("--target-bits 4 --candidates int4:x", 2, "candidate 'int4:x': block_size is 'x'; "
          "use a whole number, for example 32"),
         ("--target-bits 4 --scale 1", 2,

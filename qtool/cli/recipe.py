@@ -43,5 +43,6 @@ def _shared() -> inspect.Signature:
 
 
 # what Typer reads
-recipe.__signature__ = _shared()  # type: ignore[attr-defined]
-recipe.__annotations__ = {p.name: p.annotation for p in _shared().parameters.values()}
+SHARED = _shared()
+recipe.__signature__ = SHARED  # type: ignore[attr-defined]
+recipe.__annotations__ = {p.name: p.annotation for p in SHARED.parameters.values()}

@@ -58,6 +58,8 @@ def mixed(
     candidates = target.for_layout(name, recipe)
     base = replace(recipe, options={k: v for k, v in recipe.options.items() if k not in KEYS})
     recipes = [replace(base, words=over(one, base.words)) for one in candidates]
+    for one in recipes:
+        one.check(typed_later=False)
     plans = [plan_of(one) for one in recipes]
     found = curves(source, plans, layout, jobs, progress)
     order = {planned.info.name: place for place, planned in enumerate(plans[0])}

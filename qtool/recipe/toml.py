@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from qtool.errors import FormatError, UsageError
 from qtool.recipe.recipe import Recipe
 from qtool.recipe.rule import Rule
@@ -88,6 +90,10 @@ def _lines(table: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, np.ndarray):
+        raise UsageError("recipe", "has no place for an array", "give the name of a file with it")
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
