@@ -17,6 +17,8 @@ from qtool.stats import Stats
 
 # Of each candidate, by its number, one plan for all tensors.
 Plans = Sequence[Sequence[Planned]]
+# Sums of it are finite.
+_INFINITE = 1e290
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,9 @@ class Way:
 
     @property
     def error(self) -> float:
-        """The sum of squared errors."""
-        return math.fsum(float(stats.sums[1]) for stats in self.stats)
+        """The sum of squared errors; one that is not finite is very large."""
+        errors = [float(stats.sums[1]) for stats in self.stats]
+        return math.fsum(e if math.isfinite(e) else _INFINITE for e in errors)
 
 
 # The ways of a tensor, or of several that must be quantized alike, by the candidate's number.
