@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qtool.errors import UsageError
+from qtool.spec import SEARCHES
 
 _MX = {"block_size": 32, "scale_dtype": "float8e8m0"}
 
@@ -43,7 +44,7 @@ def expanded(options: Mapping[str, Any]) -> dict[str, Any]:
     gone: set[str] = set()
     if given.keys() & (sharing := {"axis", "block_size", "tile"}):
         gone |= sharing
-    if given.get("method") is not None:
+    if given.get("method") not in (None, *SEARCHES):
         gone.add("symmetric")
     return {k: v for k, v in PRESETS[preset].items() if k not in gone} | given
 

@@ -10,13 +10,13 @@ from typing import Any
 from qtool.dtypes import TARGETS
 from qtool.errors import UsageError
 from qtool.presets import PRESETS
-from qtool.spec import MX_RULES, PRECISIONS, SCALE_DTYPES
+from qtool.spec import MX_RULES, PRECISIONS, SCALE_DTYPES, SEARCHES
 
 # Words by name, as given; the value None: as if the word were not given at all.
 Words = Mapping[str, Any]
 
 _FLAG = {"true": True, "false": False}
-_METHODS = ("absmax", "minmax", "percentile:99.9")
+_METHODS = ("absmax", "minmax", "percentile:99.9", *SEARCHES)
 # What each word takes: a type, or one of these values.
 WORDS: dict[str, type | tuple[str, ...]] = {
     "dtype": tuple(dtype.name for dtype in TARGETS),
