@@ -72,7 +72,7 @@ def _planned(info: TensorInfo, recipe: Recipe, given: Given | None, layout: Layo
     scale_dtype = spec.storage_dtype(info.dtype, scale_given)
     stored = Stored.of(
         spec, info.shape, scale_dtype, info.dtype,
-        zero_point=has_zero_point, activations=recipe.activations,
+        zero_point=has_zero_point, activations=recipe.activations_for(info.name),
     )  # fmt: skip
     reason = layout.obstacle(info, stored)
     if reason is not None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qtool.errors import UsageError
+from qtool.spec import SEARCHES
 
 _MX = {"block_size": 32, "scale_dtype": "float8e8m0"}
 
@@ -29,22 +30,23 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def expanded(preset: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as given, None where not, completed by those that a preset stands for.
+def expanded(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options, completed by those that the preset among them stands for.
 
     One that says which elements share a scale takes the place of the preset's choice of that.
     """
+    given = dict(options)
+    preset = given.pop("preset", None)
     if preset is None:
-        return dict(given)
+        return given
     if preset not in PRESETS:
         raise UsageError("--preset", f"{preset!r} is unknown", "use " + ", ".join(PRESETS))
-    options = PRESETS[preset]
-    shared = {"axis", "block_size", "tile"}
-    if any(given.get(name) is not None for name in shared):
-        options = {name: value for name, value in options.items() if name not in shared}
-    if given.get("method") is not None:
-        options = {name: value for name, value in options.items() if name != "symmetric"}
-    return {name: options.get(name) if value is None else value for name, value in given.items()}
+    gone: set[str] = set()
+    if given.keys() & (sharing := {"axis", "block_size", "tile"}):
+        gone |= sharing
+    if given.get("method") not in (None, *SEARCHES):
+        gone.add("symmetric")
+    return {k: v for k, v in PRESETS[preset].items() if k not in gone} | given
 
 
 def command_line(preset: str) -> str:

@@ -15,7 +15,7 @@ from qtool.formats import Entry
 from qtool.packing import pack
 from qtool.plan import make_plan
 from qtool.recipe import Recipe
-from qtool.spec import Blocked, PerAxis, PerTensor, QuantSpec, TensorInfo
+from qtool.spec import Blocked, PerAxis, QuantSpec, TensorInfo
 
 
 def info(name: str, shape: tuple[int, ...], dtype: str = "float32") -> TensorInfo:
@@ -25,7 +25,8 @@ def info(name: str, shape: tuple[int, ...], dtype: str = "float32") -> TensorInf
 def recipe(dtype: str = "int8", **choices: Any) -> Recipe:
     names = ("axis", "block_size", "include", "exclude", "bare", "all_ranks")
     mine = {name: choices.pop(name) for name in names if name in choices}
-    return Recipe(QuantSpec(dtype, PerTensor(), **choices), **mine)
+    words = {name: mine.pop(name) for name in ("axis", "block_size") if name in mine}
+    return Recipe({"dtype": dtype, **words, **choices}, **mine)
 
 
 def entry(name: str, dtype: str, *shape: int) -> Entry:

@@ -12,7 +12,8 @@ from qtool.errors import SpecError, UsageError
 from qtool.recipe import Recipe, unmatched
 from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec, TensorInfo
 
-INT8 = QuantSpec("int8", PerTensor())
+WORDS = {"dtype": "int8"}
+DYNAMIC = {"dtype": "uint8", "semantics": "dynamic"}
 
 
 def info(
@@ -39,21 +40,21 @@ def test_patterns_are_globs_or_regular_expressions(
     patterns: list[str], name: str, is_match: bool
 ) -> None:
     tensor = info(name=name)
-    included = Recipe(INT8, include=patterns).reason_against(tensor)
-    excluded = Recipe(INT8, exclude=patterns).reason_against(tensor)
+    included = Recipe(WORDS, include=patterns).reason_against(tensor)
+    excluded = Recipe(WORDS, exclude=patterns).reason_against(tensor)
     assert (included, excluded) == ((None, "excluded") if is_match else ("not included", None))
 
 
 @pytest.mark.parametrize("pattern", ["re:(", "re:a{99999999999999999999}", "re:*"])
 def test_a_pattern_that_is_no_regular_expression_is_refused(pattern: str) -> None:
     with pytest.raises(UsageError) as error:
-        Recipe(INT8, include=[pattern]).reason_against(info())
+        Recipe(WORDS, include=[pattern]).reason_against(info())
     assert str(error.value).startswith(f"pattern {pattern!r}: is not a regular expression (")
     assert error.value.remedy == "see Python's re"
 
 
 def test_exclude_wins_over_include() -> None:
-    recipe = Recipe(INT8, include=["*"], exclude=["w"])
+    recipe = Recipe(WORDS, include=["*"], exclude=["w"])
     assert recipe.reason_against(info()) == "excluded"
 
 
@@ -85,19 +86,25 @@ def test_patterns_that_match_nothing_are_told_in_order() -> None:
 def test_float_tensors_of_rank_2_and_more_are_quantized(
     tensor: TensorInfo, reason: str | None
 ) -> None:
-    assert Recipe(INT8).reason_against(tensor) == reason
+    assert Recipe(WORDS).reason_against(tensor) == reason
 
 
 def test_dynamic_quantization_takes_every_rank() -> None:
-    recipe = Recipe(QuantSpec("uint8", PerTensor(), semantics="dynamic"), all_ranks=True)
+    recipe = Recipe(DYNAMIC, all_ranks=True)
     assert recipe.reason_against(info(())) is None
     assert recipe.reason_against(info((), "int64")) == "int64 is no source type"
 
 
 def test_a_bare_array_is_quantized_whatever_it_is() -> None:
     for tensor in (info(()), info((3,), "int32"), info((2, 3), "int64")):
-        assert Recipe(INT8, bare=True).reason_against(tensor) is None
-    assert Recipe(INT8, bare=True, exclude=["w"]).reason_against(info()) == "excluded"
+        assert Recipe(WORDS, bare=True).reason_against(tensor) is None
+    assert Recipe(WORDS, bare=True, exclude=["w"]).reason_against(info()) == "excluded"
+
+
+def made(choices: dict[str, Any]) -> Recipe:
+    """A recipe of words, but for whether the source is a bare array."""
+    words = {name: value for name, value in choices.items() if name != "bare"}
+    return Recipe(WORDS | words, bare="bare" in choices)
 
 
 OUTPUT_1 = {"output_axis": 1, "reduced_axis": 0}
@@ -129,13 +136,13 @@ OUTPUT_1 = {"output_axis": 1, "reduced_axis": 0}
 def test_granularity_by_options_consumer_and_rank(
     choices: dict[str, Any], tensor: TensorInfo, expected: Granularity
 ) -> None:
-    assert Recipe(INT8, **choices).spec_for(tensor) == INT8.at(expected)
+    assert made(choices).spec_for(tensor) == QuantSpec("int8", expected)
 
 
 @pytest.mark.parametrize("tensor", [info(), info(()), info((2, 3, 4), **OUTPUT_1)], ids=str)
 def test_dynamic_quantization_is_per_tensor(tensor: TensorInfo) -> None:
     spec = QuantSpec("uint8", PerTensor(), semantics="dynamic")
-    assert Recipe(spec, all_ranks=True).spec_for(tensor) == spec
+    assert Recipe(DYNAMIC, all_ranks=True).spec_for(tensor) == spec
 
 
 @pytest.mark.parametrize(
@@ -154,5 +161,5 @@ def test_an_axis_that_a_tensor_has_not_names_the_tensor(
     choices: dict[str, Any], shape: tuple[int, ...], rule: str
 ) -> None:
     with pytest.raises(SpecError) as error:
-        Recipe(INT8, **choices).spec_for(info(shape, name="layer.w"))
+        made(choices).spec_for(info(shape, name="layer.w"))
     assert str(error.value) == f"tensor layer.w: {rule}"

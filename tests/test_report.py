@@ -558,7 +558,8 @@ def test_the_report_says_who_made_it_and_what_was_asked(tmp_path: Path) -> None:
         "nonfinite": "error", "negative_scale": False, "axis": -1, "block_size": 16,
         "tile": None, "global_scale": False, "mx_rule": None, "preset": None, "layout": None,
         "dynamic_activations": False,
-        "include": [], "exclude": ["x*"], "requantize": False, "graph": None,
+        "include": [], "exclude": ["x*"], "rules": [], "target": None,
+        "requantize": False, "graph": None,
     }  # fmt: skip
     assert report["source"] == {
         "name": str(tmp_path / "w.safetensors"), "container": "safetensors",
@@ -590,7 +591,7 @@ def test_the_schema_is_a_schema_that_leaves_nothing_open() -> None:
         return mine + [found for item in node.values() for found in objects(item)]
 
     closed = [o for o in objects(SCHEMA) if o is not SCHEMA["$defs"]["figures"]]
-    assert len(closed) == 9
+    assert len(closed) == 13
     for node in closed:
         assert False in (node.get("additionalProperties"), node.get("unevaluatedProperties"))
         assert set(node["required"]) == set(node["properties"])
@@ -642,9 +643,9 @@ def test_the_schema_refuses_a_key_too_many_or_too_few(tmp_path: Path) -> None:
         ("totals.file_bytes_after", None), ("totals.nan_count", None), ("source.bytes", "1"),
         ("tensors.0.tile", [0, 4]), ("tensors.0.tile", [4]), ("tensors.0.mx_rule", "best"),
         ("tensors.0.global_scale", 0), ("tensors.0.granularity", "rows"),
-        ("settings.mx_rule", "best"), ("settings.tile", 4), ("settings.global_scale", None),
+        ("settings.mx_rule", "best"), ("settings.tile", 4), ("settings.global_scale", 1),
         ("settings.dynamic_activations", "static"), ("settings.preset", 3), ("settings.layout", 3),
-        ("output.container", "gguf"), ("settings.method", "mse"), ("settings.dtype", None),
+        ("output.container", "gguf"), ("settings.method", "mse"), ("settings.dtype", "int3"),
         ("settings.include", None), ("warnings", [""]), ("skipped", [{"name": "w"}]),
         ("tool.name", "other"), ("tool.version", ""),
     ],

@@ -31,7 +31,7 @@ ROOMS: dict[str, set[str]] = {
     "formats": {"packing"},
     "layouts": {"ops", "packing", "formats", "tensor"},
     "presets": set(),
-    "recipe": set(),
+    "recipe": {"presets"},
     "plan": {"recipe", "formats", "layouts"},
     "report": {"stats"},
     "jobs": {

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from qtool import __version__
-from qtool.cli import dequantize, dtypes, dynamic, finish, inspect, presets, quantize
+from qtool.cli import dequantize, dtypes, dynamic, finish, inspect, presets, quantize, recipe
 from qtool.cli.exits import process
 from qtool.cli.options import FLAG
 
@@ -26,6 +26,7 @@ app.command(epilog=dequantize.EXAMPLE)(dequantize.dequantize)
 app.command(epilog=finish.EXAMPLE)(finish.finish)
 app.command(epilog=inspect.EXAMPLE)(inspect.inspect)
 app.command(epilog=dtypes.EXAMPLE)(dtypes.dtypes)
+app.command(epilog=recipe.EXAMPLE)(recipe.recipe)
 app.command(epilog=presets.EXAMPLE)(presets.presets)
 
 

@@ -16,6 +16,7 @@ from qtool.jobs.progress import Progress, Silent
 SCALES = "Scales"
 ARITHMETIC = "Arithmetic"
 SELECTION = "Selection"
+MIXED = "Mixed precision"
 OUTPUT = "Output"
 FOLDERS = "Checkpoint folders"
 FLAG = " "  # a flag takes no value: no type beside it in --help
@@ -243,6 +244,12 @@ def finish(report: dict[str, Any], *, json: bool, quiet: bool) -> None:
         render.warnings(report)
     else:
         render.summary(report)
+
+
+def check_semantics(name: str | None) -> None:
+    """Refuse a value of --semantics that there is not on the command line."""
+    if name not in (None, "onnx", "onednn"):
+        raise UsageError("--semantics", f"{name!r} is unknown", "use onnx or onednn")
 
 
 def rows_and_columns(text: str | None) -> tuple[int, int] | None:

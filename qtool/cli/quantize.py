@@ -8,7 +8,6 @@ import typer
 
 from qtool.cli import options
 from qtool.cli.exits import exit_code
-from qtool.errors import UsageError
 
 EXAMPLE = "Example: qtool quantize weights.safetensors --dtype int4 --block-size 32"
 
@@ -84,14 +83,15 @@ def quantize(
     ] = None,
     zero_point: options.ZeroPoint = None,
     negative_scale: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--negative-scale",
+            "--negative-scale/--no-negative-scale",
             metavar=options.FLAG,
-            help="Accept given scales below zero.",
+            help="Accept given scales below zero. \\[default: no]",
+            show_default=False,
             rich_help_panel=options.SCALES,
         ),
-    ] = False,
+    ] = None,
     scale_dtype: Annotated[
         str | None,
         typer.Option(
@@ -138,45 +138,112 @@ def quantize(
         ),
     ] = None,
     saturate: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--saturate/--no-saturate",
             metavar=options.FLAG,
-            help="Float8 only: out of range gives the largest value, or else NaN or Inf.",
+            help="Float8 only: out of range gives the largest value, or else NaN or Inf. "
+            "\\[default: saturate]",
+            show_default=False,
             rich_help_panel=options.ARITHMETIC,
         ),
-    ] = True,
+    ] = None,
     nonfinite: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="WHAT",
             help="NaN and Inf in the source: error, or allow (Inf "
-            "saturates, NaN becomes NaN or the zero point).",
+            "saturates, NaN becomes NaN or the zero point). \\[default: error]",
             autocompletion=options.words("error", "allow"),
+            show_default=False,
             rich_help_panel=options.ARITHMETIC,
         ),
-    ] = "error",
+    ] = None,
     semantics: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="WHOSE",
-            help="onnx, or onednn: the zero point is added before rounding.",
+            help="onnx, or onednn: the zero point is added before rounding. \\[default: onnx]",
             autocompletion=options.words("onnx", "onednn"),
+            show_default=False,
             rich_help_panel=options.ARITHMETIC,
         ),
-    ] = "onnx",
+    ] = None,
     narrow_range: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--narrow-range",
+            "--narrow-range/--no-narrow-range",
             metavar=options.FLAG,
-            help="Leave the lowest code unused: \\[-127, 127] for int8.",
+            help="Leave the lowest code unused: \\[-127, 127] for int8. \\[default: no]",
+            show_default=False,
             rich_help_panel=options.ARITHMETIC,
         ),
-    ] = False,
+    ] = None,
     source_dtype: options.SourceDtype = None,
     include: options.Include = None,
     exclude: options.Exclude = None,
+    rules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rule",
+            metavar="RULE",
+            help="'PATTERN: dtype=int8, block_size=64' for the tensors whose name matches, with "
+            "the words of this page's options (none: as if not given), or 'PATTERN: skip'. "
+            "Repeatable; later rules win, word by word.",
+            rich_help_panel=options.SELECTION,
+        ),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="TOML with the same words, and rules; options take precedence, rules come "
+            "behind its own. `qtool recipe` prints one.",
+            show_default=False,
+            rich_help_panel=options.SELECTION,
+        ),
+    ] = None,
+    target_bits: Annotated[
+        float | None,
+        typer.Option(
+            metavar="BITS",
+            help="Choose type and blocks of each tensor: the least error that this many bits per "
+            "weight allow, scales and zero points included.",
+            show_default=False,
+            rich_help_panel=options.MIXED,
+        ),
+    ] = None,
+    target_sqnr: Annotated[
+        float | None,
+        typer.Option(
+            metavar="DB",
+            help="Choose likewise: the least size with an SQNR of that many dB over all "
+            "quantized tensors.",
+            show_default=False,
+            rich_help_panel=options.MIXED,
+        ),
+    ] = None,
+    candidates: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LIST",
+            help="What to choose from: types with sizes of blocks, such as int4:32,int8:128, "
+            "or the words of a rule. Repeatable. \\[default: int4:16, int4:32, int4:64, "
+            "int4:128, int8:32, int8:128, and int2:32 but in DequantizeLinear, as far as the "
+            "layout's readers take them]",
+            show_default=False,
+            rich_help_panel=options.MIXED,
+        ),
+    ] = None,
+    save_recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep all choices, those made by a target among them, as a recipe.",
+            show_default=False,
+            rich_help_panel=options.MIXED,
+        ),
+    ] = None,
     layout: Annotated[
         str | None,
         typer.Option(
@@ -220,8 +287,7 @@ def quantize(
     A report says what it cost.
     """
     with exit_code():
-        if semantics not in ("onnx", "onednn"):
-            raise UsageError("--semantics", f"{semantics!r} is unknown", "use onnx or onednn")
+        options.check_semantics(semantics)
         options.check_streams(output, json=json)
         from qtool.jobs.quantize import quantize_file
 
@@ -233,7 +299,9 @@ def quantize(
                 scale_dtype=scale_dtype, global_scale=global_scale, mx_rule=mx_rule,
                 precision=precision, saturate=saturate, nonfinite=nonfinite,
                 semantics=semantics, narrow_range=narrow_range, source_dtype=source_dtype,
-                include=include or (), exclude=exclude or (), layout=layout,
+                include=include or (), exclude=exclude or (), rules=rules or (), recipe=recipe,
+                target_bits=target_bits, target_sqnr=target_sqnr, candidates=candidates or (),
+                save_recipe=save_recipe, layout=layout,
                 dynamic_activations=dynamic_activations, to=to, external_data=external_data,
                 requantize=requantize, allow_empty=allow_empty, report=report, resume=resume,
                 shards=shards, scheduler=scheduler, jobs=jobs, force=force, progress=progress,

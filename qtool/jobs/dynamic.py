@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
-from qtool.dtypes import DTypeLike
+from qtool.dtypes import DTypeLike, resolve_target
 from qtool.errors import UsageError, usage_errors
 from qtool.jobs.division import Division
 from qtool.jobs.integer_graph import IntegerGraph
@@ -14,7 +14,6 @@ from qtool.jobs.progress import Progress
 from qtool.jobs.quantize import run
 from qtool.recipe import Recipe
 from qtool.report import Report
-from qtool.spec import PerTensor, QuantSpec
 
 
 def dynamic_file(
@@ -55,13 +54,18 @@ def dynamic_file(
             "--per-tensor", "is for --graph", "leave it out: there is one scale anyway"
         )
     with usage_errors():
-        if graph:
-            spec = QuantSpec(dtype or "int8", PerTensor(), scale_dtype="float32")
-        else:
-            spec = QuantSpec(dtype or "uint8", PerTensor(), semantics="dynamic")
-    if spec.dtype.name not in ("int8", "uint8"):
-        raise UsageError("--dtype", f"{spec.dtype} has no MatMulInteger", "use int8 or uint8")
-    recipe = Recipe(spec, include=tuple(include), exclude=tuple(exclude), all_ranks=not graph)
+        target = resolve_target(dtype or ("int8" if graph else "uint8"))
+    words = {"dtype": target.name} | (
+        {"scale_dtype": "float32"} if graph else {"semantics": "dynamic"}
+    )
+    options = {
+        "source_dtype": source_dtype, "to": to, "external_data": external_data,
+        "requantize": requantize, "allow_empty": allow_empty,
+    }  # fmt: skip
+    recipe = Recipe(words, (), tuple(include), tuple(exclude), options, all_ranks=not graph)
+    recipe.check(typed_later=False)
+    if target.name not in ("int8", "uint8"):
+        raise UsageError("--dtype", f"{target} has no MatMulInteger", "use int8 or uint8")
     return run(
         "dynamic",
         src,
@@ -69,11 +73,6 @@ def dynamic_file(
         recipe,
         None,
         tag="dynamic",
-        source_dtype=source_dtype,
-        to=to,
-        external_data=external_data,
-        requantize=requantize,
-        allow_empty=allow_empty,
         report_to=report,
         division=Division.of(resume=resume, shards=shards, scheduler=scheduler),
         jobs=jobs,

@@ -1,7 +1,8 @@
-"""Tensors that share a global scale because runtimes put their weights together.
+"""Tensors whose weights runtimes put together.
 
 vLLM, SGLang and TensorRT-LLM load the projections to queries, keys and values as one matrix, and
-so the gate and up projections of an MLP: their block scales must stand under one global scale.
+so the gate and up projections of an MLP: they must be quantized alike, and their block scales must
+stand under one global scale.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _NAMES = "|".join(name for names in _FUSED for name in names)
 _PATTERN = re.compile(rf"(.*\.)?({_NAMES})\.weight")
 
 
-def _group(name: str) -> tuple[str, tuple[str, ...]] | None:
+def group(name: str) -> tuple[str, tuple[str, ...]] | None:
+    """What a tensor is fused into; None where it is not."""
     match = _PATTERN.fullmatch(name)
     if match is None:
         return None
@@ -32,7 +34,7 @@ def fused(names: Iterable[str]) -> list[str]:
     """Those of the tensors that share their global scale with another one of them."""
     groups = defaultdict(list)
     for name in names:
-        groups[_group(name)].append(name)
+        groups[group(name)].append(name)
     groups.pop(None, None)
     return [name for members in groups.values() if len(members) > 1 for name in members]
 
@@ -41,13 +43,13 @@ def fused_across(files: Mapping[str, str]) -> list[str]:
     """Those of the tensors, each with its file, that are fused with one in another file."""
     places = defaultdict(set)
     for name, file in files.items():
-        places[_group(name)].add(file)
-    return [name for name in files if _group(name) and len(places[_group(name)]) > 1]
+        places[group(name)].add(file)
+    return [name for name in files if group(name) and len(places[group(name)]) > 1]
 
 
 def shared(absmax: Mapping[str, float]) -> dict[str, float]:
     """For each of these tensors the largest magnitude of all that it is fused with."""
     largest: dict[object, float] = defaultdict(float)
     for name, value in absmax.items():
-        largest[_group(name)] = max(largest[_group(name)], value)
-    return {name: largest[_group(name)] for name in absmax}
+        largest[group(name)] = max(largest[group(name)], value)
+    return {name: largest[group(name)] for name in absmax}

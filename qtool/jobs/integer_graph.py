@@ -37,13 +37,14 @@ class IntegerGraph:
         from qtool.layouts.onnx_dynamic import integer_weight
         from qtool.layouts.onnx_products import Product, products
 
-        found = products(source)
+        found, chosen = products(source), recipe.default
+        assert chosen is not None
         plan = []
         for info in screening.marked(source):
             product = found.get(info.name)
             reason = recipe.reason_against(info)
             if reason is None and isinstance(product, Product):
-                weight = integer_weight(product, recipe.spec.dtype, per_tensor=self._per_tensor)
+                weight = integer_weight(product, chosen.spec.dtype, per_tensor=self._per_tensor)
                 plan.append(_planned(info, weight))
             else:
                 plan.append(Planned(info, reason=reason or str(product)))

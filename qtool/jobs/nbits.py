@@ -19,25 +19,30 @@ if TYPE_CHECKING:
 
 
 class NBits:
-    """Weights in MatMulNBits and GatherBlockQuantized: an OnnxLayout of jobs.tensors.
-
-    Raises UsageError where the operators do not take what recipe asks for.
-    """
+    """Weights in MatMulNBits and GatherBlockQuantized: an OnnxLayout of jobs.tensors."""
 
     option = "--layout"
 
-    def __init__(self, recipe: Recipe, given: Given | None) -> None:
+    def __init__(self, given: Given | None) -> None:
         self.settings: dict[str, Any] = {}
-        nbits.check(recipe.spec.dtype, recipe.block_size, recipe.axis, recipe.spec.scale_dtype)
         self._given = given
 
     def plan(self, source: OnnxSource, recipe: Recipe) -> list[Planned]:
-        """The fate of every tensor of the model."""
+        """The fate of every tensor of the model.
+
+        Raises UsageError where the operators do not take what recipe asks for.
+        """
         from qtool.layouts.onnx_nbits_uses import NBitsLayout
 
         header = None if self._given is None else self._given.header
-        layout = NBitsLayout(source, recipe.spec)
-        return make_plan(screening.marked(source), recipe, header, layout)
+        infos = screening.marked(source)
+        chosen = {info.name: recipe.choice(info.name) for info in infos}
+        for choice in dict.fromkeys([recipe.default, *chosen.values()]):
+            if choice is not None:
+                spec = choice.spec
+                nbits.check(spec.dtype, choice.block_size, choice.axis, spec.scale_dtype)
+        specs = {name: choice.spec for name, choice in chosen.items() if choice is not None}
+        return make_plan(infos, recipe, header, NBitsLayout(source, specs.__getitem__))
 
     def writer(
         self, source: OnnxSource, plan: Sequence[Planned], path: Path, *, external_data: bool

@@ -5,26 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import partial as bound
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from qtool import engine, report
-from qtool.dtypes import DType, DTypeLike
-from qtool.errors import UsageError, usage_errors
+from qtool.dtypes import DTypeLike
+from qtool.errors import UsageError
 from qtool.formats import Source
-from qtool.jobs import screening, streams
+from qtool.jobs import recipes, screening, streams
 from qtool.jobs.division import Division
 from qtool.jobs.given import Given, GivenValue
+from qtool.jobs.mixing import mixed
 from qtool.jobs.nbits import NBits
-from qtool.jobs.progress import Progress
+from qtool.jobs.progress import Progress, Silent
+from qtool.jobs.recipes import Keeping
+from qtool.jobs.settings import settings
 from qtool.jobs.tensors import Job, OnnxLayout
 from qtool.layouts import LAYOUTS, ONNX_LAYOUTS, Layout, native, nbits
-from qtool.plan import make_plan
-from qtool.presets import expanded
+from qtool.plan import Planned, make_plan
 from qtool.recipe import Recipe
 from qtool.report import Report
-from qtool.spec import Blocked, PerTensor, QuantSpec, Tiled
 
 if TYPE_CHECKING:
     from qtool.formats.onnx import OnnxSource
@@ -47,14 +49,20 @@ def quantize_file(
     global_scale: bool | None = None,
     mx_rule: str | None = None,
     precision: DTypeLike | None = None,
-    saturate: bool = True,
-    nonfinite: str = "error",
-    semantics: str = "onnx",
-    narrow_range: bool = False,
-    negative_scale: bool = False,
+    saturate: bool | None = None,
+    nonfinite: str | None = None,
+    semantics: str | None = None,
+    narrow_range: bool | None = None,
+    negative_scale: bool | None = None,
     source_dtype: DTypeLike | None = None,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    rules: Sequence[str] = (),
+    recipe: str | Path | None = None,
+    target_bits: float | None = None,
+    target_sqnr: float | None = None,
+    candidates: Sequence[str] = (),
+    save_recipe: str | Path | None = None,
     layout: str | None = None,
     dynamic_activations: bool | None = None,
     to: str | None = None,
@@ -75,72 +83,53 @@ def quantize_file(
     src, dst: file names, "-" for standard input and output. dst None: STEM.DTYPE.CONTAINER beside
         src, or FOLDER-DTYPE. report: where its JSON goes; None: STEM.report.json beside a named
         dst.
-    dtype ... negative_scale: see QuantSpec. axis, block_size, tile: see Recipe. scale, zero_point:
-        see Given. preset: gives those of them that are None, see presets.
+    dtype ... negative_scale: see QuantSpec; None: its default. axis, block_size, tile: see Choice.
+        scale, zero_point: see Given. preset: gives those of them that are None, see presets.
+    rules: such as "*.mlp.*: dtype=int8, block_size=64", for the tensors of a pattern; see Recipe.
+    recipe: TOML with the same words; see recipe.toml. Arguments take precedence.
+    target_bits, target_sqnr, candidates: the type and blocks of each tensor are chosen; see Target.
+    save_recipe: where the recipe goes that says all of this, and what was chosen.
     layout: how quantized tensors are spelled, see layouts; None: "native", or "qdq" in ONNX.
     dynamic_activations: readers are to quantize activations too, where the layout can say it.
     resume, shards, scheduler: see Division; a slice's Report is on its own shards and not written.
     jobs: threads for large tensors; None: the cores that the process may use.
     Returns the Report. Raises QtoolError; dst is then as it was.
     """
-    _check_usage(scale, zero_point, method, symmetric, block_size)
-    options = expanded(
-        preset,
-        {
-            "dtype": dtype, "axis": axis, "block_size": block_size, "tile": tile,
-            "symmetric": symmetric, "method": method, "scale_dtype": scale_dtype,
-            "global_scale": global_scale, "dynamic_activations": dynamic_activations,
-        },
+    asked = recipes.asked(
+        recipe=recipe, rules=rules, include=include, exclude=exclude,
+        dtype=dtype, preset=preset, axis=axis, block_size=block_size, tile=tile,
+        symmetric=symmetric, method=method, scale=scale, zero_point=zero_point,
+        scale_dtype=scale_dtype, global_scale=global_scale, mx_rule=mx_rule,
+        precision=precision, saturate=saturate, nonfinite=nonfinite, semantics=semantics,
+        narrow_range=narrow_range, negative_scale=negative_scale, source_dtype=source_dtype,
+        layout=layout, dynamic_activations=dynamic_activations, to=to,
+        external_data=external_data, requantize=requantize, allow_empty=allow_empty,
+        target_bits=target_bits, target_sqnr=target_sqnr, candidates=list(candidates),
     )  # fmt: skip
-    recipe = _recipe(
-        options, mx_rule=mx_rule, precision=precision, saturate=saturate,
-        narrow_range=narrow_range, semantics=semantics, nonfinite=nonfinite,
-        negative_scale=negative_scale,
-    )  # fmt: skip
-    recipe = replace(recipe, include=tuple(include), exclude=tuple(exclude), preset=preset)
-    given = None if scale is None else Given(scale, zero_point, scale_dtype)
+    given = _given(asked)
     return run(
         "quantize",
         src,
         dst,
-        recipe,
+        asked,
         given,
-        tag=preset or recipe.spec.dtype.name,
-        layout=layout,
-        source_dtype=source_dtype,
-        to=to,
-        external_data=external_data,
-        requantize=requantize,
-        allow_empty=allow_empty,
+        tag=asked.tag,
         report_to=report,
+        save_recipe=save_recipe,
         division=Division.of(resume=resume, shards=shards, scheduler=scheduler),
         jobs=jobs,
         force=force,
         progress=progress,
-        graph=NBits(recipe, given) if layout == nbits.NAME else None,
+        graph=NBits(given) if asked.options.get("layout") == nbits.NAME else None,
     )
 
 
-def _recipe(options: dict[str, Any], **choices: Any) -> Recipe:
-    """What options, those of a preset among them, mean for every tensor."""
-    axis, block_size, tile = (options[name] for name in ("axis", "block_size", "tile"))
-    if options["dtype"] is None:
-        raise UsageError("--dtype", "no type to quantize to", "give one, or a --preset")
-    if tile is not None and (axis is not None or block_size is not None):
-        raise UsageError("--tile", "replaces --axis and --block-size", "leave one of them out")
-    with usage_errors():
-        spec = QuantSpec(
-            options["dtype"], PerTensor(), symmetric=options["symmetric"],
-            method=options["method"], scale_dtype=options["scale_dtype"],
-            global_scale=bool(options["global_scale"]), **choices,
-        )  # fmt: skip
-        # contradictions show before a file is read
-        if block_size is not None:
-            spec.at(Blocked(0, block_size))
-        if tile is not None:
-            spec.at(Tiled(tile))
-    activations = bool(options["dynamic_activations"])
-    return Recipe(spec, axis, block_size, tile, activations=activations)
+def _given(recipe: Recipe) -> Given | None:
+    """The scales that the recipe gives."""
+    scale, zero_point = (recipe.options.get(name) for name in ("scale", "zero_point"))
+    if scale is None:
+        return None
+    return Given(scale, zero_point, recipe.words.get("scale_dtype"))
 
 
 def run(
@@ -151,17 +140,12 @@ def run(
     given: Given | None,
     *,
     tag: str,
-    layout: str | None = None,
-    source_dtype: DTypeLike | None,
-    to: str | None,
-    external_data: bool,
-    requantize: bool,
-    allow_empty: bool,
     report_to: str | Path | None,
     division: Division,
     jobs: int | None,
     force: bool,
     progress: Progress | None,
+    save_recipe: str | Path | None = None,
     graph: OnnxLayout | None = None,
 ) -> Report:
     """Quantize src into dst by recipe; see quantize_file.
@@ -169,6 +153,8 @@ def run(
     tag: part of the default name. graph: how weights are spelled in ONNX models, where not by
     DequantizeLinear.
     """
+    options = recipe.options
+    to, external_data = options.get("to"), options.get("external_data", False)
     if Path(src).is_dir():
         from qtool.jobs.quantize_folder import quantize_folder
 
@@ -176,13 +162,12 @@ def run(
         if graph is not None:
             raise UsageError(graph.option, "a checkpoint has no graph", "it is for ONNX models")
         return quantize_folder(
-            command, src, dst, recipe, given, tag=tag, layout=layout, source_dtype=source_dtype,
-            requantize=requantize, allow_empty=allow_empty, report_to=report_to,
-            division=division, jobs=jobs, force=force, progress=progress,
+            command, src, dst, recipe, given, tag=tag, report_to=report_to, division=division,
+            jobs=jobs, force=force, progress=progress, save_recipe=save_recipe,
         )  # fmt: skip
     division.check_unused(src)
     started = time.perf_counter()
-    with streams.opened(src, source_dtype) as source:
+    with streams.opened(src, options.get("source_dtype")) as source:
         native_default = "onnx" if source.container == "onnx" else "safetensors"
         name, container = streams.target(src, dst, to, native_default, tag)
         if container != "onnx":
@@ -191,22 +176,25 @@ def run(
         streams.check_target(sources, name, force=force)
         report_path = streams.report_path(report_to, name)
         streams.check_report(report_path, [*sources, Path(name)], force=force)
-        spelled = chosen_layout(layout, container, recipe)
-        readable = screening.readable(source, requantize=requantize)
-        # a preset's activations are told where the file can say it
-        activations = recipe.activations and container != "onnx"
+        written_files = [*sources, Path(name), *([report_path] if report_path else [])]
+        keeping = Keeping(save_recipe, written_files, force=force)
+        spelled = chosen_layout(options.get("layout"), container, recipe)
+        readable = screening.readable(source, requantize=options.get("requantize", False))
         recipe = replace(
             recipe, bare=source.container == "npy", left_alone=spelled.left_alone,
-            activations=activations,
+            silent=container == "onnx",  # where a preset's activations cannot be told
         )  # fmt: skip
-        if graph is None:
-            header = None if given is None else given.header
-            plan = make_plan(screening.marked(readable), recipe, header, spelled)
-        else:
-            plan = graph.plan(cast("OnnxSource", readable), recipe)
-        screening.check_something(plan, recipe, source, allow_empty=allow_empty)
-        screening.check_room(plan, name, container)
         threads = jobs or engine.default_jobs()
+        mixture = mixed(
+            readable, recipe, bound(_plan, readable, given, spelled, graph), spelled,
+            options.get("layout") or ("qdq" if container == "onnx" else native.name),
+            threads, progress or Silent(),
+        )  # fmt: skip
+        recipe, plan = mixture.recipe, mixture.plan
+        screening.check_something(plan, recipe, source)
+        screening.check_room(plan, name, container)
+        screening.check_kinds(plan, spelled, container)
+        keeping.keep(recipe)
         job = Job(readable, plan, given, spelled, progress, threads, graph=graph)
         with streams.placed(name, f"{source.path.stem}.{container}") as path:
             job.write(path, container, external_data=external_data)
@@ -220,8 +208,7 @@ def run(
                 "tensors": len(plan),
             },
             written,
-            settings(recipe, given, layout, requantize=requantize)
-            | (graph.settings if graph else {}),
+            settings(recipe, given, mixture.said) | (graph.settings if graph else {}),
             job.records,
             [(p.info.name, p.reason) for p in plan if p.reason is not None],
             screening.warnings(recipe, plan, container, readable)
@@ -230,6 +217,20 @@ def run(
         )
     streams.write_report(result, report_path)
     return result
+
+
+def _plan(
+    source: Source,
+    given: Given | None,
+    layout: Layout,
+    graph: OnnxLayout | None,
+    recipe: Recipe,
+) -> list[Planned]:
+    """The fate of every tensor."""
+    if graph is not None:
+        return graph.plan(cast("OnnxSource", source), recipe)
+    header = None if given is None else given.header
+    return make_plan(screening.marked(source), recipe, header, layout)
 
 
 def _check_onnx_alone(
@@ -248,9 +249,7 @@ def chosen_layout(name: str | None, container: str, recipe: Recipe) -> Layout:
         if name not in (None, *ONNX_LAYOUTS):
             rule = f"{name} cannot be written to ONNX"
             raise UsageError("--layout", rule, "use " + " or ".join(ONNX_LAYOUTS))
-        if recipe.tile is not None:
-            raise UsageError("--tile", "ONNX has no word for tiles", "use --block-size")
-        if recipe.activations and recipe.preset is None:
+        if recipe.gives_activations:
             rule = "ONNX says it by operators in the graph"
             raise UsageError("--dynamic-activations", rule, "use `qtool dynamic --graph`")
         return native
@@ -262,42 +261,3 @@ def chosen_layout(name: str | None, container: str, recipe: Recipe) -> Layout:
     if layout is not native and container != "safetensors":
         raise UsageError("--layout", f"{name} is for .safetensors, not {container}")
     return layout
-
-
-def _check_usage(
-    scale: GivenValue | None,
-    zero_point: GivenValue | None,
-    method: str | None,
-    symmetric: bool | None,
-    block_size: int | None,
-) -> None:
-    """Refuse arguments that contradict each other."""
-    if zero_point is not None and scale is None:
-        raise UsageError("--zero-point", "given without --scale", "give both")
-    if scale is not None and (method is not None or symmetric is not None):
-        raise UsageError("--scale", "replaces --method and --symmetric", "leave one of them out")
-    if block_size is not None and block_size < 1:
-        raise UsageError("--block-size", f"{block_size} is not positive", "use for example 32")
-
-
-def settings(
-    recipe: Recipe, given: Given | None, layout: str | None, *, requantize: bool
-) -> dict[str, Any]:
-    """The choices that decide the output, for the report."""
-    choices = {f.name: getattr(recipe.spec, f.name) for f in fields(recipe.spec)}
-    del choices["granularity"], choices["bias"]  # these are the tensors'
-    if given is not None:
-        choices |= {"method": "given", "symmetric": None}
-    named = {k: v.name if isinstance(v, DType) else v for k, v in choices.items()}
-    return named | {
-        "preset": recipe.preset,
-        "axis": recipe.axis,
-        "block_size": recipe.block_size,
-        "tile": None if recipe.tile is None else list(recipe.tile),
-        "layout": layout,
-        "dynamic_activations": recipe.activations,
-        "include": list(recipe.include),
-        "exclude": list(recipe.exclude),
-        "requantize": requantize,
-        "graph": None,
-    }

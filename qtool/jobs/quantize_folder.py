@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from qtool import __version__, engine, formats, report
-from qtool.dtypes import DTypeLike
 from qtool.errors import FormatError, OutputError, UsageError
 from qtool.formats import Source
 from qtool.formats.carried import others
@@ -21,8 +20,11 @@ from qtool.jobs import folder, fusing, quantize, screening, streams
 from qtool.jobs.division import Division
 from qtool.jobs.folder import Run
 from qtool.jobs.given import Given
+from qtool.jobs.mixing import mixed
 from qtool.jobs.progress import Progress, Silent
 from qtool.jobs.quantize_shard import QuantizeShard
+from qtool.jobs.recipes import Keeping
+from qtool.jobs.settings import settings as choices
 from qtool.jobs.shards import Record
 from qtool.layouts import Layout
 from qtool.layouts.dequantized import DequantizedSource
@@ -41,11 +43,8 @@ def quantize_folder(
     given: Given | None,
     *,
     tag: str,
-    layout: str | None,
-    source_dtype: DTypeLike | None,
-    requantize: bool,
-    allow_empty: bool,
     report_to: str | Path | None,
+    save_recipe: str | Path | None,
     division: Division,
     jobs: int | None,
     force: bool,
@@ -57,23 +56,31 @@ def quantize_folder(
     if division.slice is not None and report_to is not None:
         raise UsageError("--report", "a slice has none", "give it to `qtool finish`")
     partial = Partial(folder.target(src, dst, tag))
-    with streams.opened(src, source_dtype) as opened:
+    layout, requantize = recipe.options.get("layout"), recipe.options.get("requantize", False)
+    with streams.opened(src, recipe.options.get("source_dtype")) as opened:
         source = cast(CheckpointSource, opened)
         sources = [Path(src), *(given.paths if given else [])]
         folder.check(partial, sources, division, force=force)
         report_path = folder.report_path(report_to, partial)
         streams.check_report(report_path, [*sources, partial.dst], force=force)
+        keeping = Keeping(save_recipe, [*sources, partial.dst, report_path], force=force)
         spelled = quantize.chosen_layout(layout, "safetensors", recipe)
         readable = screening.readable(source, requantize=requantize)
         if not requantize:
             _check_config(source)
         recipe = replace(recipe, left_alone=spelled.left_alone)
-        header = None if given is None else given.header
-        plan = make_plan(screening.marked(readable), recipe, header, spelled)
-        screening.check_something(plan, recipe, source, allow_empty=allow_empty)
+        threads = jobs or engine.default_jobs()
+        mixture = mixed(
+            readable, recipe, bound(_plan, readable, given, spelled), spelled, spelled.name,
+            threads, progress or Silent(),
+        )  # fmt: skip
+        recipe, plan = mixture.recipe, mixture.plan
+        screening.check_something(plan, recipe, source)
+        screening.check_kinds(plan, spelled, source.container)
         _check_names(plan)
-        works = _works(source, plan, spelled, given, jobs or engine.default_jobs())
-        settings = quantize.settings(recipe, given, layout, requantize=requantize)
+        keeping.keep(recipe)
+        works = _works(source, plan, spelled, given, threads)
+        settings = choices(recipe, given, mixture.said)
         warnings = screening.warnings(recipe, plan, source.container, readable)
         run = Run(
             command, __version__, str(src), str(Path(src).absolute()), settings,
@@ -86,6 +93,12 @@ def quantize_folder(
             if division.slice is not None:
                 return folder.described(run, partial.path, records, result)
             return folder.conclude(run, source, partial, records, result, report_path)
+
+
+def _plan(source: Source, given: Given | None, layout: Layout, recipe: Recipe) -> list[Planned]:
+    """The fate of every tensor."""
+    header = None if given is None else given.header
+    return make_plan(screening.marked(source), recipe, header, layout)
 
 
 def report_of(

@@ -8,14 +8,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from qtool.dtypes import DTYPES
-from qtool.errors import FormatError
+from qtool.errors import FormatError, UsageError
 from qtool.formats import Source
-from qtool.layouts import foreign
+from qtool.jobs import fusing
+from qtool.layouts import Layout, foreign
 from qtool.layouts.dequantized import DequantizedSource
 from qtool.layouts.metadata import KEY, read_metadata
+from qtool.layouts.stored import Stored
 from qtool.plan import Planned
 from qtool.recipe import Recipe, unmatched
-from qtool.spec import TensorInfo
+from qtool.spec import TensorInfo, Tiled
 from qtool.stats import Stats
 
 if TYPE_CHECKING:
@@ -57,18 +59,14 @@ def marked(source: Source) -> list[TensorInfo]:
     ]
 
 
-def check_something(
-    plan: Sequence[Planned], recipe: Recipe, source: Source, *, allow_empty: bool
-) -> None:
+def check_something(plan: Sequence[Planned], recipe: Recipe, source: Source) -> None:
     """Refuse a file with tensors none of which is quantized."""
-    if allow_empty or any(p.spec is not None for p in plan):
+    if recipe.options.get("allow_empty") or any(p.spec is not None for p in plan):
         return
     if not plan and source.container != "onnx":
         return  # a file of no tensors is one of no weights too; a model may keep them elsewhere
     reasons = Counter(p.reason for p in plan).most_common()
-    text = ", ".join(
-        [*(f"{reason} ({count})" for reason, count in reasons), *_idle(recipe.include, plan)]
-    )
+    text = ", ".join([*(f"{reason} ({count})" for reason, count in reasons), *idle(recipe, plan)])
     rule = f"nothing to quantize: {text or 'no tensors'}"
     raise FormatError(str(source.path), rule, "use --allow-empty to copy it as it is")
 
@@ -84,9 +82,28 @@ def check_room(plan: Sequence[Planned], name: str, container: str) -> None:
         )
 
 
+def check_kinds(plan: Sequence[Planned], layout: Layout, container: str) -> None:
+    """Refuse weights of several kinds where the layout's readers want them alike, and tiles in
+    ONNX. Raises UsageError."""
+    kinds: dict[object, tuple[str, Stored]] = {}
+    for planned in plan:
+        name, stored = planned.info.name, planned.stored
+        if stored is None:
+            continue
+        if container == "onnx" and isinstance(stored.granularity, Tiled):
+            raise UsageError("--tile", "ONNX has no word for tiles", "use --block-size")
+        group = fusing.group(name) if layout.mixes else None
+        first, other = kinds.setdefault(group or (name if layout.mixes else None), (name, stored))
+        if (layout.fuses or not layout.mixes) and stored.kind != other.kind:
+            words = f"{other.words}, {name} {stored.words}"
+            rule = "readers put both together" if group else "readers take one kind of weights"
+            remedy = "quantize them alike"
+            raise UsageError(f"--layout {layout.name}", f"{rule}, {first} is {words}", remedy)
+
+
 def warnings(recipe: Recipe, plan: Sequence[Planned], container: str, source: Source) -> list[str]:
     """What the user should know although the command succeeded."""
-    found = _idle([*recipe.include, *recipe.exclude], plan)
+    found = idle(recipe, plan)
     if container == "npy":
         others = f" and the {_tensors(len(plan) - 1)} left alone" if len(plan) > 1 else ""
         found.append(f"a .npy file holds the codes alone, without scale and zero point{others}")
@@ -114,9 +131,12 @@ def _tensors(count: int) -> str:
     return "1 tensor" if count == 1 else f"{count} tensors"
 
 
-def _idle(patterns: Sequence[str], plan: Sequence[Planned]) -> list[str]:
+def idle(recipe: Recipe, plan: Sequence[Planned]) -> list[str]:
+    """What the recipe says of no tensor at all."""
     names = [p.info.name for p in plan]
-    return [f"pattern {pattern!r} matches no tensor" for pattern in unmatched(patterns, names)]
+    of_rules = (pattern for rule in recipe.rules for pattern in rule.patterns)
+    patterns = dict.fromkeys([*recipe.include, *recipe.exclude, *of_rules])
+    return [f"pattern {pattern!r} matches no tensor" for pattern in unmatched([*patterns], names)]
 
 
 def nonfinite_warnings(tensors: Iterable[Stats]) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from numpy.typing import NDArray
 
 from qtool import engine, report
 from qtool.errors import UsageError
@@ -52,6 +54,21 @@ class OnnxLayout(Protocol):
     ) -> AbstractContextManager[Taker]:
         """Writes the model to path."""
         ...
+
+
+class _Nowhere:
+    """A Taker that keeps nothing."""
+
+    def add(self, name: str, tensor: QuantizedTensor) -> None:
+        """Nothing is kept."""
+
+    @contextmanager
+    def target(self, name: str) -> Iterator[Target]:
+        """Where nothing is kept."""
+
+        def write(offset: int, data: NDArray[Any]) -> None: ...
+
+        yield Target(write, write, None, is_packed=True)
 
 
 class Job:
@@ -112,6 +129,11 @@ class Job:
             self._quantize_into(writer)
             writer.copy_rest()
 
+    def measured(self) -> dict[str, Stats]:
+        """The figures of every tensor; nothing is written."""
+        self._quantize_into(_Nowhere())
+        return {record["name"]: stats for record, stats in self.records}
+
     def _check_kept(self, kept: Collection[str]) -> None:
         """Refuse two layouts in one file."""
         layout = cast("DequantizedSource", self._source).layout
@@ -150,14 +172,14 @@ class Job:
                     found[info.name] = engine.find_absmax(read, asked, jobs=self._jobs)
         return found
 
-    def _shared_absmax(self) -> dict[str, float]:
+    def shared_absmax(self) -> dict[str, float]:
         """absmax() of what is fused, where global scales are chosen in this file alone."""
         names = [p.info.name for p in self._plan if p.stored and p.stored.global_scale]
         return fusing.shared(self.absmax(set(fusing.fused(names))))
 
     def _quantize_into(self, writer: Taker) -> None:
         quantized = [(p, p.spec) for p in self._plan if p.spec is not None]
-        shared = self._shared_absmax() if self._absmax is None else self._absmax
+        shared = self.shared_absmax() if self._absmax is None else self._absmax
         self._progress.begin(len(quantized), sum(p.info.nbytes for p, _ in quantized))
         kernels_pay = engine.kernels_pay(sum(p.info.size for p, _ in quantized))
         for planned, spec in quantized:

@@ -15,10 +15,14 @@ class Layout(Protocol):
     """A spelling of quantized tensors in .safetensors files.
 
     left_alone: patterns of the names of weights that its readers want unquantized.
+    fuses: whether its readers put weights together, which must be quantized alike then.
+    mixes: whether its readers take weights of several kinds in one model.
     """
 
     name: str
     left_alone: Sequence[str]
+    fuses: bool
+    mixes: bool
 
     def adapted(self, spec: QuantSpec, storage: DType) -> QuantSpec:
         """The spec with the type of scales that the layout wants, where none was asked for, and

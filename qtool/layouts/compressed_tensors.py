@@ -26,6 +26,7 @@ name = "compressed-tensors"
 left_alone: Sequence[str] = (
     "*lm_head*", "*embed*", "*.wte.*", "*.wpe.*", "*.gate.weight", "*router*",
 )  # fmt: skip
+fuses, mixes = True, True
 
 _WEIGHT = ".weight"
 _PARTS = ("packed", "scale", "shape", "zero_point", "global_scale", "g_idx")

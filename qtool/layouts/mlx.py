@@ -25,6 +25,7 @@ Array = NDArray[Any]
 
 name = "mlx"
 left_alone: Sequence[str] = ()
+fuses, mixes = False, True
 
 _WEIGHT = ".weight"
 _AFFINE, _MXFP4 = "affine", "mxfp4"

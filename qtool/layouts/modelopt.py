@@ -18,6 +18,7 @@ from qtool.spec import Blocked, PerAxis, QuantSpec, TensorInfo
 
 name = "modelopt"
 left_alone = compressed_tensors.left_alone
+fuses, mixes = True, False
 
 _WEIGHT = ".weight"
 _NVFP4, _FP8 = "W4A16_NVFP4", "FP8_PER_CHANNEL_PER_TOKEN"

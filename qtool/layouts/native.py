@@ -16,6 +16,7 @@ from qtool.spec import QuantSpec, TensorInfo
 
 name = "native"
 left_alone: Sequence[str] = ()
+fuses, mixes = False, True
 
 
 def adapted(spec: QuantSpec, storage: DType) -> QuantSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from onnx import FunctionProto, ModelProto, NodeProto
@@ -117,13 +117,17 @@ def _is_parametric(node: NodeProto) -> bool:
 
 
 class NBitsLayout:
-    """The layout of an ONNX model's weights; see layouts.Layout. spec: of all of them."""
+    """The layout of an ONNX model's weights; see layouts.Layout.
+
+    spec_of: of the weight of that name, its granularity aside.
+    """
 
     name = NAME
     left_alone: Sequence[str] = ()
+    fuses, mixes = False, True
 
-    def __init__(self, source: OnnxSource, spec: QuantSpec) -> None:
-        self._source, self._spec = source, spec
+    def __init__(self, source: OnnxSource, spec_of: Callable[[str], QuantSpec]) -> None:
+        self._source, self._spec_of = source, spec_of
         self._uses = NBitsUses(source.model, source.bodies)
 
     def adapted(self, spec: QuantSpec, storage: DType) -> QuantSpec:
@@ -149,7 +153,7 @@ class NBitsLayout:
 
     def parts(self, tensor: str, stored: Stored) -> list[Part]:
         """What a quantized tensor is made of, for each form in which it is read."""
-        spec = self._spec.at(stored.granularity)
+        spec = self._spec_of(tensor).at(stored.granularity)
         roles = ("codes", "scale", "zero_point")
         return [
             Part(Entry(tensor + part.suffix, part.dtype, part.shape), role)

@@ -81,6 +81,14 @@ class Stored:
         return self.granularity.scale_shape(self.shape)
 
     @property
+    def kind(self) -> object:
+        """All that readers must know of it besides shapes; equal for weights of one kind."""
+        is_float = self.scale_dtype.bits > 8  # any float type will do for the others' readers
+        scale = None if is_float else self.scale_dtype
+        flags = (self.zero_point, self.global_scale, self.bias, self.activations)
+        return (self.dtype, self.granularity, scale, flags)
+
+    @property
     def words(self) -> str:
         """How the tensor is quantized, for a message."""
         inputs = ", with activations quantized too" if self.activations else ""

@@ -47,7 +47,9 @@ class Bar(Notes):
         self._task: TaskID | None = None
 
     def begin(self, tensors: int, nbytes: int) -> None:
-        self._total = tensors
+        if self._task is not None:  # of an earlier part of the work
+            self._progress.remove_task(self._task)
+        self._tensors, self._total = 0, tensors
         self._task = self._progress.add_task("", total=nbytes, done=self._done())
 
     def advance(self, nbytes: int) -> None:

@@ -1,0 +1,69 @@
+"""qtool recipe: the recipe that a command line means; and recipes that are kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from qtool.errors import OutputError, UsageError
+from qtool.formats import files
+from qtool.jobs.target import Target
+from qtool.recipe import Recipe, effective, toml
+
+
+def asked(**options: Any) -> Recipe:
+    """The recipe that options of quantize_file mean together; see recipe.effective().
+
+    Raises UsageError for those that contradict each other.
+    """
+    recipe = effective(**options)
+    has_target = Target.of(recipe.options) is not None
+    if "scale" in recipe.options:
+        said = [recipe.words, *(rule.words for rule in recipe.rules)]
+        if any(words.get(name) is not None for words in said for name in ("method", "symmetric")):
+            rule = "replaces --method and --symmetric"
+            raise UsageError("--scale", rule, "leave one of them out")
+        if has_target:
+            raise UsageError("--scale", "leaves no candidates to choose from", "leave it out")
+    elif "zero_point" in recipe.options:
+        raise UsageError("--zero-point", "given without --scale", "give both")
+    if (size := recipe.words.get("block_size")) is not None and size < 1:
+        raise UsageError("--block-size", f"{size} is not positive", "use for example 32")
+    recipe.check(typed_later=has_target)
+    return recipe
+
+
+def recipe_text(**options: Any) -> str:
+    """asked() as TOML, which the option --recipe reads."""
+    return toml.written(asked(**options))
+
+
+class Keeping:
+    """Where a recipe is to be kept, if anywhere.
+
+    force: replace a file that says something else. Raises OutputError where the path must not be
+    written.
+    """
+
+    def __init__(self, path: str | Path | None, others: Sequence[Path], *, force: bool) -> None:
+        self._path = None if path is None else Path(path)
+        self._force = force
+        if self._path is None:
+            return
+        for other in others:
+            if os.path.realpath(other) == os.path.realpath(self._path):
+                raise OutputError(f"recipe {path}", f"is also {other}", "choose another name")
+        files.check_target(self._path, Path("-"), force=True)
+
+    def keep(self, recipe: Recipe) -> None:
+        """Write it, whole or not at all; not in the place of another one."""
+        if self._path is None:
+            return
+        text = toml.written(recipe).encode("utf-8")
+        if self._path.exists() and not self._force and self._path.read_bytes() != text:
+            rule = "exists and says something else"
+            raise OutputError(f"recipe {self._path}", rule, "choose another name or --force")
+        with files.replacing(self._path) as temporary:
+            temporary.write_bytes(text)
