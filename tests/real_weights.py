@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ DIGITS = Path(__file__).parents[1] / "examples" / "digits.safetensors"
 BLOCK = 32
 
 
-def minilm() -> list[Matrix]:
-    """Every 2-D weight of all-MiniLM-L6-v2, embeddings included."""
-    return _matrices(load_file(fetch(*MINILM)).values())
+def minilm(prefix: str = "") -> list[Matrix]:
+    """Every 2-D weight of all-MiniLM-L6-v2 whose name starts so, embeddings included."""
+    tensors = load_file(fetch(*MINILM))
+    return _matrices(x for name, x in tensors.items() if name.startswith(prefix))
 
 
 def silero() -> list[Matrix]:
@@ -54,8 +55,7 @@ def large_layer() -> list[Matrix]:
     """One layer of 16384 x 4096: the 36 matrices of MiniLM's encoder, one after the other row by
     row, again and again (6.3 times) until it is full. Their rows are multiples of 128 long, so
     blocks of up to 128 stay what they were; a tensor's one scale covers all of them."""
-    encoder = {k: v for k, v in load_file(fetch(*MINILM)).items() if k.startswith("encoder")}
-    values = np.concatenate([x.reshape(-1) for _, x in sorted(encoder.items()) if x.ndim == 2])
+    values = np.concatenate([x.reshape(-1) for x in minilm("encoder")])
     return [np.resize(values, (16384, 4096))]
 
 
@@ -68,7 +68,7 @@ SETS = {
 }
 
 
-def _matrices(tensors: Any) -> list[Matrix]:
+def _matrices(tensors: Iterable[Any]) -> list[Matrix]:
     """Float tensors of rank 2 and more as (first axis, rest), where rows are whole blocks."""
 
     def rows() -> Iterator[Matrix]:
