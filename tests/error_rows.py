@@ -135,6 +135,8 @@ def _rows() -> Iterator[Row]:
     yield _row("optimum-quanto, shifts, 64", 4.5,
                partial(peers.quanto, block=64, zero_points=False),
                "int4 32 float16", **signed)  # fmt: skip
+    yield _row("bitsandbytes nf4, 64", 4.5, partial(peers.bitsandbytes_nf4, block=64),
+               "int4 32 float16", marked=True, **signed)  # fmt: skip
 
 
 ROWS = tuple(_rows())

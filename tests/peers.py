@@ -16,6 +16,15 @@ Matrix = NDArray[Any]
 
 E2M1 = ml_dtypes.float4_e2m1fn
 E4M3 = ml_dtypes.float8_e4m3fn
+NF4 = np.array(
+    [
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+        0.7229568362236023, 1.0,
+    ],
+    np.float32,
+)  # fmt: skip
 
 
 def gguf(x: Matrix, name: str) -> Matrix:
@@ -183,6 +192,16 @@ def modelopt_nvfp4_sweep(x: Matrix) -> Matrix:
         total = np.einsum("ij,ij->i", error, error)[:, None]
         chosen, best = np.where(total < best, scale, chosen), np.minimum(total, best)
     return _e2m1(blocks, chosen).reshape(x.shape)
+
+
+def bitsandbytes_nf4(x: Matrix, block: int) -> Matrix:
+    """bitsandbytes' nf4 (Dettmers et al. 2023), in NumPy: the nearest of 16 quantiles of the normal
+    distribution times the block's absmax, a float32."""
+    blocks = x.reshape(-1, block)
+    largest = np.abs(blocks).max(axis=1, keepdims=True)
+    largest[largest == 0] = 1
+    codes = np.searchsorted((NF4[1:] + NF4[:-1]) / 2, blocks / largest)
+    return np.asarray((NF4[codes] * largest).reshape(x.shape))
 
 
 def _nibbles(packed: Matrix) -> Matrix:

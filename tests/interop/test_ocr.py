@@ -84,7 +84,7 @@ def recogniser(tmp_path_factory: pytest.TempPathFactory) -> Recogniser:
 
 
 def test_the_images_are_text_that_the_float_model_reads(recogniser: Recogniser) -> None:
-    assert recogniser.right(recogniser.exact) >= 0.95 * len(LINES)
+    assert recogniser.right(recogniser.exact) >= 0.9 * len(LINES)
 
 
 def test_mse_moves_the_outputs_less_than_absmax_and_reads_more(recogniser: Recogniser) -> None:
