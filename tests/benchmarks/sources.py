@@ -107,7 +107,8 @@ def growing(folder: Path, container: str, gigabytes: float) -> Path:
 class Work:
     """One line of the table: what to do with which file.
 
-    name: with the file's size in the place of {}.
+    name: with the file's size in the place of {}. bar: with absmax; searching: with the method that
+        is the default, where that is a search.
     make: puts the source into a folder; returns it and the file that holds its bulk.
     """
 
@@ -118,6 +119,7 @@ class Work:
     gigabytes: float = 2.0
     suffix: str = ".safetensors"
     command: str = "quantize"
+    searching: float | None = None
 
 
 def _weights(dtype: str) -> Callable[[Path, float], tuple[Path, Path]]:
@@ -139,16 +141,18 @@ def _model(folder: Path, gigabytes: float) -> tuple[Path, Path]:
 
 WORK = (
     Work("{} GB float32 -> int8 per axis", "--dtype int8", 1.3, _weights("F32")),
-    Work("-> int4 block 32", "--dtype int4 --block-size 32", 1.5, _weights("F32")),
+    Work("-> int4 block 32", "--dtype int4 --block-size 32", 1.5, _weights("F32"), searching=4.0),
     Work("-> float8e4m3fn block 128", "--dtype float8e4m3fn --block-size 128", 1.5,
          _weights("F32")),
     Work("-> float4e2m1 block 16, float8e4m3fn scales",
-         "--dtype float4e2m1 --block-size 16 --scale-dtype float8e4m3fn", 1.5, _weights("F32")),
-    Work("{} GB bfloat16 -> int4 block 32", "--dtype int4 --block-size 32", 2.0, _weights("BF16")),
+         "--dtype float4e2m1 --block-size 16 --scale-dtype float8e4m3fn", 1.5, _weights("F32"),
+         searching=8.0),
+    Work("{} GB bfloat16 -> int4 block 32", "--dtype int4 --block-size 32", 2.0, _weights("BF16"),
+         searching=4.0),
     Work("{} GB float32 .npy, `dynamic`", "", 1.5, _array, 1.0, command="dynamic"),
     Work("{} GB ONNX with external data -> int4 block 32",
-         "--dtype int4 --block-size 32 --external-data", 2.0, _model, 2.5, ".onnx"),
+         "--dtype int4 --block-size 32 --external-data", 2.0, _model, 2.5, ".onnx", searching=4.0),
     Work("-> the same for MatMulNBits",
          "--dtype int4 --block-size 32 --external-data --layout matmul-nbits", 3.0, _model, 2.5,
-         ".onnx"),
+         ".onnx", searching=4.0),
 )  # fmt: skip

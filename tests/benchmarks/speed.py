@@ -1,11 +1,12 @@
 """Print what qtool costs beside `cp`, onnxruntime, NumPy and ml_dtypes, measured in one run.
 
     python tests/benchmarks/speed.py [--runs N] [--scale F] [files] [checkpoints] [disk] [memory]
-        [growth]
+        [growth] [search]
 
 Every figure is a median of N runs (5), each command's run taken in turn with that of what it is
 compared with. Files are made in /dev/shm, so that the disk plays no part; F makes them smaller.
-Without the names of parts, all of them are measured, which takes some 15 minutes and 14 GB.
+Where a search for scales is the default, what is measured with absmax comes first.
+Without the names of parts, all of them are measured, which takes some 20 minutes and 14 GB.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import in_memory
+import searching
 import sources
 
 QTOOL = (sys.executable, "-m", "qtool")
@@ -79,8 +81,13 @@ def workspace(parent: str | None = "/dev/shm") -> Iterator[Path]:
         yield Path(folder)
 
 
-def row(name: str, figure: str, bar: str) -> None:
-    print(f"| {name} | {figure} | {bar} |", flush=True)
+def row(name: str, figure: str, bar: str, searching: str = "", searching_bar: str = "") -> None:
+    print(f"| {name} | {figure} | {bar} | {searching} | {searching_bar} |", flush=True)
+
+
+def ratios(times: Sequence[float], reference: float) -> list[str]:
+    """Figures of a row: each of the times beside the reference."""
+    return [f"{took / reference:.2f} ({took:.2f} s)" for took in times]
 
 
 def files(runs: int, scale: float) -> None:
@@ -90,36 +97,41 @@ def files(runs: int, scale: float) -> None:
             source, bulk = work.make(folder, work.gigabytes * scale)
             target, back = (folder / f"{stem}{work.suffix}" for stem in ("q", "d"))
             quantize = [*QTOOL, work.command, source, "-o", target, *work.options.split(), "-q"]
-            actions = call(quantize, folder, "q.*"), copying(bulk, folder)
-            took, copied = medians(runs, *actions)
+            ways = [[*quantize, "--method", "absmax"], quantize] if work.searching else [quantize]
+            actions = [call(way, folder, "q.*") for way in ways]
+            *times, copied = medians(runs, *actions, copying(bulk, folder))
             name = work.name.format(f"{work.gigabytes * scale:.3g}")
-            row(f"{name} / `cp`", f"{took / copied:.2f} ({took:.2f} s)", f"{work.bar}")
+            first, *default = ratios(times, copied)
+            bars = [f"{work.searching}"] if work.searching else []
+            row(f"{name} / `cp`", first, f"{work.bar}", *default, *bars)
             bulk.unlink()
             dequantize = [*QTOOL, "dequantize", target, "-o", back, "-q"]
             dequantize += ["--external-data"] if work.suffix == ".onnx" else []
             subprocess.run(dequantize, check=True)
             written = max(folder.glob("d.*"), key=lambda path: path.stat().st_size)
             original = written.rename(folder / "original")
-            actions = call(dequantize, folder, "d.*"), copying(original, folder)
+            actions = [call(dequantize, folder, "d.*"), copying(original, folder)]
             took, copied = medians(runs, *actions)
-            row("and back: `dequantize` / `cp`", f"{took / copied:.2f} ({took:.2f} s)", "1.5")
+            row("and back: `dequantize` / `cp`", *ratios([took], copied), "1.5")
 
 
 def checkpoints(runs: int, scale: float) -> None:
     """quantize of a checkpoint folder against cp -r."""
-    for preset in ("w4a16", "fp8", "nvfp4", "mxfp4"):
+    for preset, bar in (("w4a16", "4"), ("fp8", ""), ("nvfp4", "8"), ("mxfp4", "4")):
         with workspace() as folder:
             source, target = sources.checkpoint(folder / "m", 2 * scale), folder / "q"
             options = ["--preset", preset, "--layout", "compressed-tensors", "-q"]
             command = [*QTOOL, "quantize", source, "-o", target, *options]
-            took, copied = medians(
-                runs,
-                call(command, folder, "q*"),
-                call(["cp", "-r", source, folder / "copy"], folder, "copy"),
-            )
-            figure = f"{took / copied:.2f} ({took:.2f} s, {peak([*command, '--force']):.0f} MB)"
+            ways = [[*command, "--method", "absmax"], command] if bar else [command]
+            copy = call(["cp", "-r", source, folder / "copy"], folder, "copy")
+            *times, copied = medians(runs, *(call(way, folder, "q*") for way in ways), copy)
+            figures = [
+                f"{figure}, {peak([*way, '--force']):.0f} MB"
+                for figure, way in zip(ratios(times, copied), ways, strict=True)
+            ]
             name = f"{2 * scale:.3g} GB bfloat16 checkpoint, {preset} / `cp -r`"
-            row(name, figure, "3, 400 MB")
+            first, *default = figures
+            row(name, first, "3, 400 MB", *default, *([f"{bar}, 400 MB"] if bar else []))
 
 
 def disk(runs: int, scale: float) -> None:
@@ -173,12 +185,19 @@ def memory(runs: int, scale: float) -> None:
         row(name, figure, bar)
 
 
+def search(runs: int, scale: float) -> None:
+    """The searches for scales."""
+    for name, figure, bar in searching.rows(runs, scale):
+        row(name, figure, bar)
+
+
 PARTS = {
     "files": files,
     "checkpoints": checkpoints,
     "disk": disk,
     "memory": memory,
     "growth": growth,
+    "search": search,
 }
 
 
@@ -201,7 +220,7 @@ def main() -> None:
     chosen = parser.parse_args()
     print(f"{machine()}; Python {platform.python_version()}; median of {chosen.runs}")
     print("bar: what is aimed at for files of full size; ratios are to be at most that, but for >=")
-    print("\n| work | measured | bar |\n|---|---|---|")
+    print("\n| work | measured | bar | with the default method | bar |\n|---|---|---|---|---|")
     for part in chosen.parts or PARTS:
         PARTS[part](chosen.runs, chosen.scale)
 
