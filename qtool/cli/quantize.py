@@ -64,10 +64,13 @@ def quantize(
         str | None,
         typer.Option(
             metavar="METHOD",
-            help="How the scale is chosen: absmax (symmetric), minmax "
-            "(asymmetric) or percentile:P, for example percentile:99.9. "
-            "\\[default: absmax, or minmax where asymmetric]",
-            autocompletion=options.words("absmax", "minmax", "percentile:99.9"),
+            help="How the scale is chosen: mse or optimal (least squared error, searched or exact), "
+            "absmax (symmetric), minmax (asymmetric), entropy or percentile:P, for example "
+            "percentile:99.9. \\[default: mse up to 4 bits and for mx and nvfp4, else absmax, or "
+            "minmax where asymmetric]",
+            autocompletion=options.words(
+                "mse", "optimal", "absmax", "minmax", "entropy", "percentile:99.9"
+            ),
             show_default=False,
             rich_help_panel=options.SCALES,
         ),
@@ -87,7 +90,8 @@ def quantize(
         typer.Option(
             "--negative-scale/--no-negative-scale",
             metavar=options.FLAG,
-            help="Accept given scales below zero. \\[default: no]",
+            help="Choose the sign of scales too, so that the larger side has the code that only one "
+            "has; accept given ones below zero. \\[default: no]",
             show_default=False,
             rich_help_panel=options.SCALES,
         ),
@@ -120,7 +124,7 @@ def quantize(
         typer.Option(
             metavar="RULE",
             help="How float8e8m0 scales are rounded: floor, ceil, even, rceil or rceil-7.25. "
-            "\\[default: of least error for DTYPE]",
+            "\\[default: neighbours are compared]",
             autocompletion=options.words("floor", "ceil", "even", "rceil", "rceil-7.25"),
             show_default=False,
             rich_help_panel=options.SCALES,

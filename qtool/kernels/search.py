@@ -379,6 +379,7 @@ def _hold_on(loose: float, over: float, best: Pointer) -> None:
         before = np.float64(np.float32(np.float32(best[_FIRST_SCALE + lane]) * np.float32(over)))
         after = np.float64(np.float32(np.float32(best[_SCALE + lane]) * np.float32(over)))
         slack = loose * (before * before + after * after)
-        if not best[lane] + best[lane] * 2.0**-19 + slack < best[_BEFORE + lane]:
+        cost = best[_BEFORE + lane]
+        if not (best[lane] + best[lane] * 2.0**-19 + slack < cost and cost < np.inf):
             best[_SCALE + lane] = best[_FIRST_SCALE + lane]
             best[_OFFSET + lane] = best[_FIRST_OFFSET + lane]

@@ -189,7 +189,7 @@ def best(
             scale = np.where(better, scales[:, k], scale)
             zero_point = np.where(better, zeros[:, k], zero_point)
     room = grid.loose(length) * (squared(held[0], grid) + squared(scale, grid))
-    surely = least + least * 2.0**-19 + room < before
+    surely = (least + least * 2.0**-19 + room < before) & np.isfinite(before)
     return np.stack([np.where(surely, scale, held[0]), np.where(surely, zero_point, held[1])])
 
 

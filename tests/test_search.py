@@ -1,0 +1,287 @@
+"""Method mse: what it finds, held against errors that are summed in float64 here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import qtool
+from qtool.dtypes import DTYPES
+from qtool.errors import SpecError
+from qtool.scales import global_scale
+from qtool.spec import Blocked, PerAxis, PerTensor, QuantSpec, Tiled
+
+Array = NDArray[Any]
+
+RNG = np.random.default_rng(7)
+KINDS = {
+    "normal": RNG.standard_normal((200, 64)),
+    "heavy tails": RNG.standard_t(2, (200, 64)),
+    "one outlier": RNG.standard_normal((200, 64)) + 50 * np.eye(200, 64),
+    "skewed": RNG.exponential(1, (200, 64)),
+    "on the grid": RNG.integers(-7, 8, (200, 64)),
+    "ties": RNG.integers(-20, 21, (200, 64)) / 2,
+    "constant": np.full((200, 64), 0.3),
+    "zeros": np.zeros((200, 64)),
+    "tiny": RNG.standard_normal((200, 64)) * 1e-42,
+    "huge": RNG.standard_normal((200, 64)) * 1e37,
+}
+EVERY = pytest.mark.parametrize("kind", KINDS)
+
+
+def values(kind: str) -> Array:
+    return KINDS[kind].astype(np.float32)
+
+
+def errors(x: Array, tensor: qtool.QuantizedTensor, block: int) -> Array:
+    """Squared error of each block in float64, from codes, scale and zero point alone."""
+    codes = tensor.y.astype(np.float64)
+    scale = np.repeat(tensor.scale.astype(np.float64), block, axis=1) * (tensor.global_scale or 1)
+    zero = 0.0
+    if tensor.zero_point is not None:
+        zero = np.repeat(tensor.zero_point.astype(np.float64), block, axis=1)
+    squares = (x.astype(np.float64) - (codes - zero) * scale) ** 2
+    return np.asarray(squares.reshape(len(x), -1, block).sum(axis=2))
+
+
+def quantized(x: Array, dtype: str, block: int, **options: Any) -> qtool.QuantizedTensor:
+    return qtool.quantize(x, QuantSpec(dtype, Blocked(1, block), **options))
+
+
+@EVERY
+@pytest.mark.parametrize("scale_dtype", ["float32", "bfloat16", "float16", "float8e4m3fn"])
+@pytest.mark.parametrize("dtype", ["int2", "int4", "int8", "int16", "float4e2m1", "float8e5m2"])
+def test_no_block_has_a_larger_error_than_absmax_gives(
+    kind: str, scale_dtype: str, dtype: str
+) -> None:
+    x = values(kind)
+    found = errors(x, quantized(x, dtype, 32, method="mse", scale_dtype=scale_dtype), 32)
+    plain = errors(x, quantized(x, dtype, 32, method="absmax", scale_dtype=scale_dtype), 32)
+    assert (found <= plain * (1 + 1e-12)).all()
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", ["int2", "uint4", "int4", "uint8"])
+def test_no_block_has_a_larger_error_than_minmax_gives(kind: str, dtype: str) -> None:
+    x = values(kind)
+    options = {"symmetric": False, "scale_dtype": "float32"}
+    found = errors(x, quantized(x, dtype, 32, method="mse", **options), 32)
+    plain = errors(x, quantized(x, dtype, 32, method="minmax", **options), 32)
+    assert (found <= plain * (1 + 1e-12)).all()
+
+
+def least(x: Array, block: int, scales: Array, low: int, high: int) -> Array:
+    """The least squared error of each block among absmax times these factors."""
+    groups = x.reshape(-1, block).astype(np.float64)
+    absmax = np.abs(groups).max(axis=1, keepdims=True)
+    best = np.full(len(groups), np.inf)
+    for factor in scales:
+        s = absmax * factor
+        codes = np.clip(np.rint(groups / s), low, high)
+        best = np.minimum(best, ((groups - codes * s) ** 2).sum(axis=1))
+    return best
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high", "block", "slack"),
+    [
+        ("int4", -8, 7, 32, 1.01), ("int4", -8, 7, 16, 1.015), ("int4", -8, 7, 64, 1.01),
+        ("int2", -2, 1, 32, 1.01), ("int8", -128, 127, 32, 1.04),
+    ],
+)  # fmt: skip
+def test_the_error_is_near_the_least_of_thousands_of_scales(
+    dtype: str, low: int, high: int, block: int, slack: float
+) -> None:
+    x = np.random.default_rng(1).standard_normal((512, 128)).astype(np.float32)
+    factors = np.geomspace(0.2 / high, 2.1 / high, 4000)
+    best = np.sqrt(least(x, block, factors, low, high).sum())
+    found = np.sqrt(errors(x, quantized(x, dtype, block, method="mse"), block).sum())
+    assert best * 0.999 < found < best * slack
+
+
+def test_the_float4_grid_is_searched_up_to_scales_where_six_is_unused() -> None:
+    # 4 and 3 are codes at scale 1; at absmax / 6 they would be 6 and 4.5, which is none
+    x = np.array([[4.0, 3, 2, 1, 4, 3, 2, 1] * 2], np.float32)
+    found = quantized(x, "float4e2m1", 16, scale_dtype="float8e4m3fn")
+    assert found.scale.astype(np.float32).item() == 1
+    assert errors(x, found, 16).sum() == 0
+
+
+def test_scales_of_eight_bits_are_the_best_of_all_such_scales() -> None:
+    x = np.random.default_rng(2).standard_normal((300, 64)).astype(np.float32)
+    grid = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    stored = np.arange(1, 127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    groups = np.abs(x.reshape(-1, 16).astype(np.float64))
+    best = np.full(len(groups), np.inf)
+    for s in stored:
+        distance = np.abs(groups[:, :, None] / s - grid).min(axis=2) * s
+        best = np.minimum(best, (distance**2).sum(axis=1))
+    found = errors(x, quantized(x, "float4e2m1", 16, scale_dtype="float8e4m3fn"), 16)
+    assert np.allclose(found.reshape(-1), best, rtol=1e-6, atol=0)
+
+
+def test_mx_scales_are_the_best_powers_of_two() -> None:
+    x = np.random.default_rng(3).standard_normal((300, 64)).astype(np.float32)
+    grid = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    groups = np.abs(x.reshape(-1, 32).astype(np.float64))
+    best = np.full(len(groups), np.inf)
+    for s in np.exp2(np.arange(-12.0, 6)):
+        distance = np.abs(groups[:, :, None] / s - grid).min(axis=2) * s
+        best = np.minimum(best, (distance**2).sum(axis=1))
+    tensor = quantized(x, "float4e2m1", 32, scale_dtype="float8e8m0")
+    assert np.allclose(errors(x, tensor, 32).reshape(-1), best, rtol=1e-3, atol=0)
+    assert tensor.spec.mx_rule is None
+
+
+def test_the_order_of_elements_and_of_blocks_does_not_matter() -> None:
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((64, 40)).astype(np.float32)
+    mixed = rng.permuted(x, axis=1)[::-1].copy()
+    scale = quantized(x, "int4", 40).scale
+    assert np.array_equal(quantized(mixed, "int4", 40).scale, scale[::-1])
+
+
+def test_the_larger_side_gets_the_code_that_only_one_side_has() -> None:
+    x = np.array([[-8.0, 3], [8, -3], [-7, 7], [16, 1]], np.float32)
+    spec = QuantSpec("int4", PerAxis(0), method="absmax", negative_scale=True)
+    found = qtool.quantize(x, spec)
+    assert found.scale.tolist() == [1, -1, 0.875, -2]
+    assert found.y.astype(int).tolist() == [[-8, 3], [-8, 3], [-8, 7], [-8, 0]]
+    as_unsigned = QuantSpec(
+        "uint4", PerAxis(0), method="absmax", symmetric=True, negative_scale=True
+    )
+    shifted = qtool.quantize(x, as_unsigned)
+    assert shifted.scale.tolist() == [1, -1, 0.875, -2]
+    assert (shifted.y.astype(int) - 8).tolist() == found.y.astype(int).tolist()
+
+
+def test_a_free_sign_makes_errors_smaller() -> None:
+    x = np.random.default_rng(5).standard_normal((256, 64)).astype(np.float32)
+    fixed = errors(x, quantized(x, "int4", 32), 32).sum()
+    free = errors(x, quantized(x, "int4", 32, negative_scale=True), 32).sum()
+    given = errors(x, quantized(x, "int4", 32, negative_scale=True, method="absmax"), 32).sum()
+    assert free < 0.93 * fixed
+    assert free < 0.95 * given
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        ("float4e2m1", {}), ("float8e4m3fn", {"method": "mse"}),
+        ("int4", {"symmetric": False}), ("int4", {"scale_dtype": "float8e8m0", "symmetric": False}),
+    ],
+)  # fmt: skip
+def test_a_sign_that_cannot_be_chosen_is_refused(dtype: str, options: dict[str, Any]) -> None:
+    with pytest.raises(SpecError) as error:
+        quantized(np.ones((2, 32), np.float32), dtype, 32, negative_scale=True, **options)
+    assert str(error.value).startswith("negative_scale: only symmetric grids of integers have")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "method"),
+    [
+        ("int4", {}, "mse"), ("uint4", {}, "mse"), ("int2", {}, "mse"), ("float4e2m1", {}, "mse"),
+        ("int8", {}, "absmax"), ("uint8", {}, "minmax"), ("float8e4m3fn", {}, "absmax"),
+        ("float8e4m3fn", {"scale_dtype": "float8e8m0"}, "mse"),
+        ("float6e2m3", {"scale_dtype": "float8e8m0"}, "mse"),
+        ("float6e2m3", {"scale_dtype": "float8e8m0", "mx_rule": "even"}, "absmax"),
+        ("int4", {"precision": "float16"}, "absmax"),
+        ("uint4", {"precision": "bfloat16"}, "minmax"),
+        ("float8e5m2", {"scale_dtype": "float8e8m0", "saturate": False}, "absmax"),
+        ("uint8", {"semantics": "dynamic"}, "minmax"),
+    ],
+)  # fmt: skip
+def test_the_default_method_follows_from_the_type(
+    dtype: str, options: dict[str, Any], method: str
+) -> None:
+    assert QuantSpec(dtype, PerTensor(), **options).method == method
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "float16"}, "method: mse does not go with precision float16; use absmax or "
+         "minmax"),
+        ({"semantics": "onednn"}, "method: mse does not go with semantics onednn; use absmax or "
+         "minmax"),
+        ({"scale_dtype": "float8e8m0", "mx_rule": "even"},
+         "mx_rule: mse compares scales instead of following a rule; leave one of them out"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_with_a_search_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        QuantSpec("int8", PerTensor(), method="mse", **options)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    "granularity", [PerTensor(), PerAxis(0), PerAxis(1), Blocked(0, 3), Tiled((8, 8))]
+)
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_every_granularity_clips_outliers_that_cost_more_than_they_are_worth(
+    granularity: Any, *, symmetric: bool
+) -> None:
+    x = np.random.default_rng(6).standard_normal((64, 96)).astype(np.float32)
+    x[::16, ::32] = 12
+    options = {"symmetric": symmetric, "scale_dtype": "float32"}
+    found = qtool.quantize(x, QuantSpec("int4", granularity, method="mse", **options))
+    by_range = "absmax" if symmetric else "minmax"
+    plain = qtool.quantize(x, QuantSpec("int4", granularity, method=by_range, **options))
+    assert found.stats.figures()["mse"] < 0.98 * plain.stats.figures()["mse"]
+
+
+def test_groups_that_might_come_back_infinite_keep_their_scale() -> None:
+    x = np.array([[60000.0, -60000, 55000, 1] * 8], np.float16)
+    found, plain = (quantized(x, "int4", 32, method=m) for m in ("mse", "absmax"))
+    assert np.array_equal(found.scale, plain.scale)
+    assert np.isfinite(found.dequantize("float16").astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("value", np.geomspace(1e-30, 1e30, 61).tolist())
+def test_products_with_a_global_scale_are_quotients_by_its_reciprocal(value: float) -> None:
+    found = np.float32(global_scale.exchangeable(value))
+    every = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    reciprocal = np.float32(1) / found
+    assert np.array_equal(every * found, every / reciprocal)
+    assert np.float32(1) / reciprocal == found
+    assert abs(found / np.float32(value) - 1) < 1e-4
+
+
+@pytest.mark.parametrize("absmax", [1e-3, 1.0, 6.0, 2688.0, 1e9])
+def test_under_every_global_scale_that_is_tried_block_scales_fit(absmax: float) -> None:
+    tried = global_scale.options(absmax, 6)
+    assert len(tried) == 5
+    largest = [absmax / 6 / over for over in tried]
+    assert all(scale < 448.1 for scale in largest)
+    assert tried[0] == 2 * tried[1] == 2 * 2.0 ** np.ceil(np.log2(absmax / 2688))
+
+
+def test_the_global_scale_of_least_error_is_taken() -> None:
+    rng = np.random.default_rng(8)
+    x = (rng.standard_normal((64, 256)) * np.exp(rng.standard_normal((64, 1)))).astype(np.float32)
+    options = {"scale_dtype": "float8e4m3fn"}
+    found = quantized(x, "float4e2m1", 16, global_scale=True, **options)
+    totals = []
+    for over in global_scale.options(float(np.abs(x).max()), 6):
+        # dividing by a power of two or not, x / over has the scales that x has under over
+        scaled = quantized((x / np.float32(over)).astype(np.float32), "float4e2m1", 16, **options)
+        totals.append(scaled.stats.figures()["mse"] * over**2)
+    assert found.stats.figures()["mse"] <= min(totals) * (1 + 1e-3)
+    assert found.global_scale in global_scale.options(float(np.abs(x).max()), 6)
+
+
+@pytest.mark.parametrize("name", ["int4", "uint4", "float4e2m1", "int8"])
+def test_values_that_are_not_finite_have_no_part_in_the_search(name: str) -> None:
+    x = np.random.default_rng(9).standard_normal((8, 64)).astype(np.float32)
+    options = {"method": "mse", "nonfinite": "allow"}
+    zeroed = x.copy()
+    zeroed[:, ::9] = 0
+    x[:, ::9] = np.inf
+    x[0, 0] = np.nan
+    found, expected = quantized(x, name, 32, **options), quantized(zeroed, name, 32, **options)
+    assert found.scale.tobytes() == expected.scale.tobytes()
+    assert DTYPES[name] == found.spec.dtype
