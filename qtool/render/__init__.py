@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from qtool.render.bar import progress
+from qtool.render.calibration import captured
 from qtool.render.listing import dtypes, inspected, presets
 from qtool.render.report import dequantized, summary, warnings
 
-__all__ = ["dequantized", "dtypes", "inspected", "presets", "progress", "summary", "warnings"]
+__all__ = [
+    "captured",
+    "dequantized",
+    "dtypes",
+    "inspected",
+    "presets",
+    "progress",
+    "summary",
+    "warnings",
+]
