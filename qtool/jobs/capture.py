@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
+KINDS = ("activations", "hessian", "mean-square")
 _FLOAT32 = DTYPES["float32"]
 # Bytes of the sums that are kept at once; the model runs again for others.
 _SUMS = 2 << 30
@@ -58,6 +59,8 @@ def capture_file(
     Returns what was done as plain data. Raises QtoolError; dst is then as it was.
     """
     started = time.perf_counter()
+    if kind not in KINDS:
+        raise UsageError("kind", f"{kind!r} is unknown", "use " + ", ".join(KINDS))
     if batch < 1:
         raise UsageError("--batch", f"{batch} is not positive", "use for example 16")
     with streams.opened(model) as opened:

@@ -48,7 +48,7 @@ class _Feed:
             shape = (min(self.step, shape[0] - start), *shape[1:])
         found = np.empty(shape, self.info.dtype.numpy)
         read(start * math.prod(shape[1:]), found.reshape(-1))
-        return self._cast(found[0] if self.has_runs else found)
+        return self._cast(found[0, ...] if self.has_runs else found)
 
     def _cast(self, found: Array) -> Array:
         """The values in the input's type; integers stay what they are."""
