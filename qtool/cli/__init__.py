@@ -8,6 +8,7 @@ import typer
 
 from qtool import __version__
 from qtool.cli import (
+    calibrate,
     capture,
     dequantize,
     dtypes,
@@ -34,6 +35,7 @@ app.command(epilog=quantize.EXAMPLE)(quantize.quantize)
 app.command(epilog=dynamic.EXAMPLE)(dynamic.dynamic)
 app.command(epilog=dequantize.EXAMPLE)(dequantize.dequantize)
 app.command(epilog=finish.EXAMPLE)(finish.finish)
+app.command(epilog=calibrate.EXAMPLE)(calibrate.calibrate)
 app.command(epilog=capture.EXAMPLE)(capture.capture)
 app.command(epilog=inspect.EXAMPLE)(inspect.inspect)
 app.command(epilog=dtypes.EXAMPLE)(dtypes.dtypes)

@@ -23,7 +23,7 @@ def capture(
             "where there is one input.",
         ),
     ],
-    output: options.Target = None,
+    output: options.Output = None,
     hessian: Annotated[
         bool,
         typer.Option(

@@ -22,12 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.dtypes import DType
+from qtool.scales.counting import add_counts
 
 Array = NDArray[Any]
 
 _EPSILON = 0.0001
 _BINS = 16  # of every code, as in TensorRT: 2048 on each side for 128 codes
 _MOST_CODES = 256  # finer grids clip nothing that such a one would keep
+_PIECE = 1 << 20  # values that are counted at once
 _TOGETHER = 1 << 17  # bins of groups whose thresholds are found at once
 
 
@@ -45,23 +47,31 @@ def ranges(x: Array, levels: int) -> tuple[Array, Array]:
     high = np.fmax.reduce(x, axis=1, initial=-np.inf).astype(np.float64)
     is_empty = low > high
     low, high = np.where(is_empty, 0.0, low), np.where(is_empty, 0.0, high)
-    counts = histograms(x, np.maximum(-low, high), levels)
+    counts = np.zeros((len(x), bins_of(levels)), np.int64)
+    add_histograms(counts, x, np.maximum(-low, high))
     return within(counts, low, high, levels)
 
 
-def histograms(x: Array, absmax: Array, levels: int) -> Array:
-    """int64 (groups, bins): how many values of a group lie in each of equal bins of
-    [-absmax, absmax]; NaN in none.
+def bins_of(levels: int) -> int:
+    """How many bins a histogram has: zero is in the middle of one."""
+    return levels * _BINS + 1
 
-    x: (groups, elements), of magnitudes up to absmax (groups,).
+
+def add_histograms(counts: Array, x: Array, absmax: Array) -> None:
+    """Count how many values of a group lie in each of equal bins of [-absmax, absmax].
+
+    counts: int64 (groups, bins), added to. x: (groups, elements), of magnitudes up to absmax
+    (groups,); NaN is left out.
     """
-    bins = levels * _BINS + 1  # zero is in the middle of one
-    found = np.zeros((len(x), bins), np.int64)
-    for values, most, counts in zip(x, absmax, found, strict=True):
-        place = values[~np.isnan(values)].astype(np.float64) / (most or 1.0)
-        place = np.minimum((place + 1.0) * (bins / 2), bins - 1)
-        counts += np.bincount(place.astype(np.intp), minlength=bins)
-    return found
+    bins = counts.shape[1]
+    of_group = np.where(absmax > 0, absmax, 1.0)[:, None], np.arange(len(x))[:, None] * bins
+    wide = max(_PIECE // max(len(x), 1), 1)
+    for start in range(0, x.shape[1], wide):
+        values = x[:, start : start + wide].astype(np.float64) / of_group[0]
+        place = np.minimum((values + 1.0) * (bins / 2), bins - 1)
+        is_number = ~np.isnan(place)
+        number = np.where(is_number, place, 0).astype(np.intp) + of_group[1]
+        add_counts(counts.reshape(-1), number[is_number])
 
 
 def within(counts: Array, low: Array, high: Array, levels: int) -> tuple[Array, Array]:

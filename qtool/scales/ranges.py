@@ -41,10 +41,17 @@ def _percentiles(
     of its absolute values; the whole range where that is empty."""
     if spec.symmetric:
         upper = _group_percentile(np.abs(x), p, spec.granularity)
-        lower = -upper
-    else:
-        lower = np.minimum(_group_percentile(x, 100 - p, spec.granularity), 0.0)
-        upper = np.maximum(_group_percentile(x, p, spec.granularity), 0.0)
+        return between(-upper, upper, low, high, spec)
+    lower = _group_percentile(x, 100 - p, spec.granularity)
+    return between(lower, _group_percentile(x, p, spec.granularity), low, high, spec)
+
+
+def between(
+    lower: Array, upper: Array, low: Array, high: Array, spec: QuantSpec
+) -> tuple[Array, Array]:
+    """The range between percentiles, with 0 in it; [low, high] where that is empty."""
+    if not spec.symmetric:
+        lower, upper = np.minimum(lower, 0.0), np.maximum(upper, 0.0)
     usable = upper > lower
     return np.where(usable, lower, low), np.where(usable, upper, high)
 
