@@ -122,7 +122,8 @@ def _only(values: _Values, names: set[str]) -> _Values:
 def _renamed(values: _Values, name: str) -> _Values:
     if isinstance(values, np.ndarray) or len(values) != 1:
         return values
-    return {name: found for found in values.values()}
+    [found] = values.values()
+    return {name: found}
 
 
 def _parameters(source: formats.Source) -> dict[str, tuple[Array | None, Array | None]]:
