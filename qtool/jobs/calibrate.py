@@ -123,9 +123,9 @@ def _tensors(
                 rule = f"holds {len(infos)} arrays, {label} is the name of one"
                 raise FormatError(str(path), rule, "leave the name out")
             for info in infos:
-                if source.container == "npy":
-                    bare = bare or info.name
-                name = label or (bare if source.container == "npy" else None) or info.name
+                name = label or info.name
+                if source.container == "npy" and not label:
+                    name = bare = bare or info.name
                 reason = recipe.reason_against(replace(info, name=name))
                 if reason is not None:
                     skipped[name] = reason
