@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from qtool import engine, formats, ops
 from qtool.dtypes import DType
-from qtool.errors import SpecError
+from qtool.errors import SpecError, TensorError
 from qtool.spec import Granularity, PerAxis, PerTensor, Reader, Shape
 
 Array = NDArray[Any]
 
-_PIECE = 1 << 20  # elements of a piece
+_PIECE = 1 << 16  # elements of a piece: what is made of them stays in the L2 cache
 _OPEN = 2  # files of a Reader that are open at once
 
 
@@ -49,13 +49,16 @@ class Batches:
 
     axis: that of the scales, in every array; None: one group. The axes before it, and the arrays,
     are the rows, the axes behind it are more. dtype: of the arrays where they have one that the
-    kernels read, else float32.
+    kernels read, else float32. refuses: whether NaN and Inf are errors.
 
     Raises SpecError where the arrays do not fit together.
     """
 
-    def __init__(self, name: str, arrays: Sequence[Batch], axis: int | None) -> None:
+    def __init__(
+        self, name: str, arrays: Sequence[Batch], axis: int | None, *, refuses: bool
+    ) -> None:
         self.name = name
+        self._refuses = refuses
         self._arrays = arrays
         self._folded = [_folded(array, axis, name) for array in arrays]
         self.groups, more = self._folded[0][1:]
@@ -85,7 +88,12 @@ class Batches:
         number of its first group."""
         for array, (rows, groups, more) in zip(self._arrays, self._folded, strict=True):
             with array.reading() as read:
-                yield from _pieces(read, array.dtype, rows, groups, more)
+                for first, values in _pieces(read, array.dtype, rows, groups, more):
+                    if self._refuses and not np.isfinite(values).all():
+                        rule = f"{array.path} holds values that are not finite in float32"
+                        remedy = "mend them, or use --nonfinite allow"
+                        raise TensorError(f"tensor {self.name}", rule, remedy)
+                    yield first, values
 
     def read(self) -> Array:
         """All of it."""

@@ -131,7 +131,12 @@ def _tensors(
                     skipped[name] = reason
                 array = Batch(path, info.name, info.shape, info.dtype, source_dtype)
                 found.setdefault(name, []).append(array)
-    wanted = [Batches(n, arrays, recipe.axis) for n, arrays in found.items() if n not in skipped]
+    refuses = recipe.spec.nonfinite == "error"
+    wanted = [
+        Batches(name, arrays, recipe.axis, refuses=refuses)
+        for name, arrays in found.items()
+        if name not in skipped
+    ]
     if not wanted:
         text = ", ".join(dict.fromkeys(skipped.values())) or "no arrays"
         raise FormatError(str(sources[0][1]), f"nothing to calibrate: {text}")

@@ -22,14 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.dtypes import DType
-from qtool.scales.counting import add_counts
 
 Array = NDArray[Any]
 
 _EPSILON = 0.0001
 _BINS = 16  # of every code, as in TensorRT: 2048 on each side for 128 codes
 _MOST_CODES = 256  # finer grids clip nothing that such a one would keep
-_PIECE = 1 << 20  # values that are counted at once
+_PIECE = 1 << 16  # values that are counted at once
 _TOGETHER = 1 << 17  # bins of groups whose thresholds are found at once
 
 
@@ -64,14 +63,29 @@ def add_histograms(counts: Array, x: Array, absmax: Array) -> None:
     (groups,); NaN is left out.
     """
     bins = counts.shape[1]
-    of_group = np.where(absmax > 0, absmax, 1.0)[:, None], np.arange(len(x))[:, None] * bins
+    unit = np.where(absmax > 0, absmax, 1.0)[:, None]
+    begins = np.arange(len(x))[:, None] * bins
     wide = max(_PIECE // max(len(x), 1), 1)
     for start in range(0, x.shape[1], wide):
-        values = x[:, start : start + wide].astype(np.float64) / of_group[0]
-        place = np.minimum((values + 1.0) * (bins / 2), bins - 1)
+        place = x[:, start : start + wide] / unit
+        place += 1.0
+        place *= bins / 2
+        np.minimum(place, bins - 1, out=place)
         is_number = ~np.isnan(place)
-        number = np.where(is_number, place, 0).astype(np.intp) + of_group[1]
-        add_counts(counts.reshape(-1), number[is_number])
+        if is_number.all():
+            number = place.astype(np.intp)
+            number += begins
+        else:
+            number = (np.where(is_number, place, 0).astype(np.intp) + begins)[is_number]
+        add_counts(counts.reshape(-1), number.reshape(-1))
+
+
+def add_counts(counts: Array, places: Array) -> None:
+    """counts[place] += 1 for every place."""
+    if places.size < counts.size:
+        np.add.at(counts, places, 1)
+    else:
+        counts += np.bincount(places.reshape(-1), minlength=counts.size)
 
 
 def within(counts: Array, low: Array, high: Array, levels: int) -> tuple[Array, Array]:

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.scales import entropy
-from qtool.scales.counting import add_counts
 from qtool.scales.ranges import between
 from qtool.spec import QuantSpec
 
@@ -104,13 +103,16 @@ def order_statistics(pieces: Pieces, ranks: Array, *, magnitudes: bool = False) 
         distinct, which = np.unique(prefix, axis=0, return_inverse=True)
         counts = np.zeros((len(distinct), groups, 1 << bits), np.int64)
         for first, values in pieces():
-            keys, is_finite = _keys(np.abs(values) if magnitudes else values)
-            number = np.arange(first, first + values.shape[1])[:, None]
-            head = keys >> np.uint32(shift)
-            place = (number << bits) + (head & np.uint32((1 << bits) - 1))
-            head >>= np.uint32(bits)
-            for of_prefix, chosen in zip(counts, distinct[:, number], strict=True):
-                add_counts(of_prefix.reshape(-1), place[is_finite & (head == chosen)])
+            keys, numbers = _keys(np.abs(values) if magnitudes else values, first)
+            for of_prefix, chosen in zip(counts, distinct, strict=True):
+                inside, group = keys, numbers
+                if shift + bits < 32:
+                    same = keys >> np.uint32(shift + bits) == chosen[numbers]
+                    inside = keys[same]
+                    group = np.broadcast_to(numbers, keys.shape)[same] if groups > 1 else numbers
+                digit = inside >> np.uint32(shift) & np.uint32((1 << bits) - 1)
+                place = digit + (group << bits) if groups > 1 else digit.astype(np.intp)
+                entropy.add_counts(of_prefix.reshape(-1), place.reshape(-1))
         totals = np.cumsum(counts, axis=2)[which]
         digit = (totals <= rest[..., None]).sum(axis=2)
         digit = np.minimum(digit, (1 << bits) - 1)  # of a group without values
@@ -126,11 +128,16 @@ def _finite(values: Array) -> Array:
     return values if finite.all() else np.where(finite, values, np.float32(np.nan))
 
 
-def _keys(values: Array) -> tuple[Array, Array]:
-    """uint32 that are in the order of the values, and which values are finite."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    sign = np.uint32(0x80000000)
-    return np.where(bits & sign, ~bits, bits | sign), np.isfinite(values)
+def _keys(values: Array, first: int) -> tuple[Array, Array]:
+    """uint32 in the order of the finite values, and the numbers of their groups, to be broadcast;
+    first: that of the first one."""
+    numbers = np.arange(first, first + values.shape[1])[:, None]
+    finite = np.isfinite(values)
+    if not finite.all():
+        numbers = np.broadcast_to(numbers, values.shape)[finite]
+        values = values[finite]
+    bits = np.ascontiguousarray(values).view(np.int32)
+    return (bits ^ (bits >> 31 | np.int32(-(1 << 31)))).view(np.uint32), numbers
 
 
 def _values(keys: Array) -> Array:
