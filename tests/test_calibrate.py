@@ -261,3 +261,19 @@ def test_a_file_of_scales_is_whole_or_as_it_was(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert b"int8" in done.stderr
     assert dst.read_bytes() == before
+
+
+def test_the_table_has_ranges_scales_and_what_they_cost(tmp_path: Path) -> None:
+    x = np.array([[-1, 2], [3, 1.27]], np.float32)
+    np.savez(tmp_path / "b.npz", x=x, n=np.arange(3))
+    args = (tmp_path / "b.npz", "--dtype", "int8", "-o", tmp_path / "s.safetensors", "--force")
+    lines = ok("calibrate", *args, "--exclude", "z").err.splitlines()
+    assert lines[0].split() == ["tensor", "type", "values", "scale", "clipped", "SQNR"]
+    assert lines[1].split()[:6] == ["x", "int8", "-1", "to", "3", "0.02362"]
+    assert lines[2] == "left alone: 1 tensor: int64 is no source type"
+    assert lines[3] == "warning: pattern 'z' matches no tensor"
+    assert lines[4].startswith(f"{tmp_path / 's.safetensors'}: scales of 1 tensor, ")
+    per_axis = ok("calibrate", *args, "--axis", "1", "--method", "percentile:40").err
+    assert "0.0123 to 0.01417" in per_axis
+    warning = "warning: pattern 'z' matches no tensor\n"
+    assert ok("calibrate", *args, "--exclude", "z", "--quiet").err == warning

@@ -390,3 +390,18 @@ def test_results_go_down_a_pipe(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", x)
     done = ok("capture", "-", tmp_path / "x.npy", "-o", "-", stdin=path.read_bytes())
     assert stored(done.out)["w"].tobytes() == x.tobytes()
+
+
+def test_the_table_says_what_there_is_and_what_was_left_out(tmp_path: Path) -> None:
+    many = [initializer(f"w{i}", W) for i in range(14)]
+    nodes = [node("MatMul", ["x", f"w{i}"], [f"y{i}"]) for i in range(14)]
+    nodes.append(node("Add", ["y0", "bias"], ["y"]))
+    made = model(nodes, [*many, initializer("bias", W[0, :5])], inputs={"x": (None, 6)})
+    path = save(made, tmp_path / "model.onnx")
+    np.save(tmp_path / "x.npy", floats(3, 6))
+    lines = ok("capture", path, tmp_path / "x.npy", "-o", tmp_path / "d.npz").err.splitlines()
+    assert [line.split() for line in lines[:2]] == [["tensor", "rows", "in"], ["w0", "3", "6"]]
+    assert lines[-3:-1] == ["and 2 more tensors", "left out: 1 tensor: rank below 2"]
+    assert lines[-1].startswith(f"{tmp_path / 'd.npz'}: activations of 3 runs, ")
+    again = ("capture", path, tmp_path / "x.npy", "-o", tmp_path / "d.npz", "--force", "--quiet")
+    assert ok(*again).err == ""
