@@ -89,10 +89,7 @@ class Batches:
         for array, (rows, groups, more) in zip(self._arrays, self._folded, strict=True):
             with array.reading() as read:
                 for first, values in _pieces(read, array.dtype, rows, groups, more):
-                    if self._refuses and not np.isfinite(values).all():
-                        rule = f"{array.path} holds values that are not finite in float32"
-                        remedy = "mend them, or use --nonfinite allow"
-                        raise TensorError(f"tensor {self.name}", rule, remedy)
+                    self._check(values, array)
                     yield first, values
 
     def read(self) -> Array:
@@ -125,7 +122,7 @@ class Batches:
                     size = min(int(ends[number]) - start - done, out.size - done)
                     begin = start + done - (int(ends[number - 1]) if number else 0)
                     part = out[done : done + size]
-                    self._fill(reader(number), self._arrays[number].dtype, begin, part)
+                    self._fill(reader(number), self._arrays[number], begin, part)
                     done += size
                     number += 1
 
@@ -135,13 +132,20 @@ class Batches:
             for context, _ in opened.values():
                 context.__exit__(None, None, None)
 
-    def _fill(self, read: Reader, dtype: DType, begin: int, out: Array) -> None:
-        if dtype == self.dtype:
+    def _fill(self, read: Reader, array: Batch, begin: int, out: Array) -> None:
+        if array.dtype == self.dtype:
             read(begin, out)
-            return
-        values = np.empty(out.size, dtype.numpy)
-        read(begin, values)
-        out[:] = ops.cast(values, self.dtype)
+        else:
+            values = np.empty(out.size, array.dtype.numpy)
+            read(begin, values)
+            out[:] = ops.cast(values, self.dtype)
+        self._check(out, array)
+
+    def _check(self, values: Array, array: Batch) -> None:
+        if self._refuses and not np.isfinite(values).all():
+            rule = f"{array.path} holds values that are not finite in float32"
+            remedy = "mend them, or use --nonfinite allow"
+            raise TensorError(f"tensor {self.name}", rule, remedy)
 
 
 def _folded(array: Batch, axis: int | None, name: str) -> Shape:

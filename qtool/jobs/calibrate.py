@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from qtool import engine, formats, scales
@@ -20,7 +21,7 @@ from qtool.jobs.batches import Batch, Batches
 from qtool.jobs.progress import Progress, Silent
 from qtool.recipe import Recipe, unmatched
 from qtool.scales import streamed
-from qtool.spec import PerAxis, PerTensor, QuantSpec, describe
+from qtool.spec import PerAxis, PerTensor, QuantSpec, describe, writer_of
 from qtool.tensor import Outcome, Target
 
 Array = NDArray[Any]
@@ -157,13 +158,10 @@ class _Job:
         self._progress.begin(len(tensors), sum(tensor.nbytes for tensor in tensors))
         parts: dict[str, Array] = {}
         for tensor in tensors:
-            spec = self._spec.at(tensor.granularity)
-            asked = engine.request(tensor.name, tensor.shape, tensor.dtype, spec)
-            scale, zero_point = _chosen(tensor, asked)
+            scale, zero_point, outcome = self._quantized(tensor)
             parts[f"{tensor.name}.scale"] = scale
             if zero_point is not None:
                 parts[f"{tensor.name}.zero_point"] = _stored(zero_point)
-            outcome = self._outcome(tensor, scale, zero_point)
             self.records.append(
                 {"name": tensor.name, "batches": tensor.count}
                 | outcome.describe()
@@ -180,28 +178,34 @@ class _Job:
             for name, array in parts.items():
                 sink.write(name, array)
 
-    def _outcome(self, tensor: Batches, scale: Array, zero_point: Array | None) -> Outcome:
-        """What becomes of the batches, quantized like that; the codes are not kept."""
+    def _quantized(self, tensor: Batches) -> tuple[Array, Array | None, Outcome]:
+        """Scale, zero point, and what becomes of the batches with them; codes are not kept."""
         spec = self._spec.at(tensor.granularity)
-        asked = engine.request(tensor.name, tensor.shape, tensor.dtype, spec, scale, zero_point)
+        given = _from_ranges(tensor, spec) if streamed.knows(spec) else ()
+        asked = engine.request(tensor.name, tensor.shape, tensor.dtype, spec, *given)
         if not (engine.can_stream(asked) and engine.kernels_pay(tensor.size)):
             self._progress.advance(tensor.nbytes)
-            return engine.plain.quantize(tensor.read(), asked).outcome
+            found = engine.plain.quantize(tensor.read(), asked)
+            return found.scale, found.zero_point, found.outcome
         from qtool.engine.stream import Stream
         from qtool.kernels import machine
 
         machine.load(self._progress.note)
-        nowhere = Target(_drop, _drop, _drop, is_packed=False)
+        shape = spec.granularity.scale_shape(tensor.shape)
+        scale = np.empty(shape, asked.storage.numpy)
+        zero_point = np.empty(shape, spec.dtype.numpy)
+        target = Target(_drop, writer_of(scale), writer_of(zero_point), is_packed=False)
         with tensor.reading() as read:
-            return Stream(read, asked, self._jobs, self._progress.advance).quantize(nowhere)
+            outcome = Stream(read, asked, self._jobs, self._progress.advance).quantize(target)
+        return scale, zero_point if outcome.has_zero_point else None, outcome
 
 
-def _chosen(tensor: Batches, asked: engine.Request) -> tuple[Array, Array | None]:
-    """The scale, in its storage type, and the zero point."""
-    spec = asked.spec
-    shape = spec.granularity.scale_shape(asked.shape)
+def _from_ranges(tensor: Batches, spec: QuantSpec) -> tuple[Array, Array | None]:
+    """The scale, in its storage type, and the zero point by the range that the method finds."""
+    shape = spec.granularity.scale_shape(tensor.shape)
     low, high = streamed.ranges(tensor.pieces, tensor.groups, spec)
-    return scales.from_ranges(low.reshape(shape), high.reshape(shape), spec, asked.storage)
+    storage = spec.storage_dtype(tensor.dtype)
+    return scales.from_ranges(low.reshape(shape), high.reshape(shape), spec, storage)
 
 
 def _stored(zero_point: Array) -> Array:

@@ -32,11 +32,13 @@ class Extremes:
     count: Array
 
 
-def ranges(pieces: Pieces, groups: int, spec: QuantSpec) -> tuple[Array, Array]:
-    """float64 (low, high) of every group: what scales.ranges() says of the same values at once.
+def knows(spec: QuantSpec) -> bool:
+    """Whether ranges() is for the method."""
+    return spec.method == "entropy" or spec.percentile is not None
 
-    Raises SpecError for a method that is none of ranges.
-    """
+
+def ranges(pieces: Pieces, groups: int, spec: QuantSpec) -> tuple[Array, Array]:
+    """float64 (low, high) of every group by percentile or entropy, as of all values at once."""
     found = extremes(pieces, groups)
     if spec.method == "entropy":
         levels = entropy.levels_of(spec.dtype)
@@ -47,13 +49,12 @@ def ranges(pieces: Pieces, groups: int, spec: QuantSpec) -> tuple[Array, Array]:
             rows = _finite(values).swapaxes(0, 1).reshape(values.shape[1], -1)
             entropy.add_histograms(counts[first:last], rows, absmax[first:last])
         return entropy.within(counts, found.low, found.high, levels)
-    if spec.percentile is None:
-        return found.low, found.high
+    p = spec.percentile or 100.0
     if spec.symmetric:
-        upper = percentiles(pieces, found.count, [spec.percentile], magnitudes=True)[0]
+        upper = percentiles(pieces, found.count, [p], magnitudes=True)[0]
         lower = -upper
     else:
-        ends = [100 - spec.percentile, spec.percentile]
+        ends = [100 - p, p]
         lower, upper = percentiles(pieces, found.count, ends)
     return between(lower, upper, found.low, found.high, spec)
 
