@@ -105,6 +105,24 @@ def test_entropy_is_onnxruntimes_on_the_same_histogram(tmp_path: Path) -> None:
     assert row["clipped"] > 0
 
 
+@pytest.mark.parametrize("axis", [None, 1])
+def test_mse_has_the_least_error_over_all_batches(tmp_path: Path, axis: int | None) -> None:
+    arrays = [activations(30 + i, 60, 5) * (1 + i) for i in range(3)]
+    args = ("--dtype", "int4", *(() if axis is None else ("--axis", str(axis))))
+    found, _ = calibrated(tmp_path, *saved(tmp_path, *arrays), *args)
+    columns = np.concatenate(arrays).astype(np.float64)
+    groups = [columns.reshape(-1)] if axis is None else list(columns.T)
+    for values, scale in zip(groups, found["a0.scale"].reshape(-1).tolist(), strict=True):
+
+        def error(s: float, values: Array = values) -> float:
+            return float(np.square(np.clip(np.rint(values / s), -8, 7) * s - values).sum())
+
+        absmax = np.abs(values).max() / 7
+        best = min(error(absmax * k / 1000) for k in range(50, 1200))
+        assert error(scale) <= best * 1.02
+        assert error(scale) < error(absmax)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -163,10 +181,15 @@ def test_the_scale_has_the_type_of_the_batches(tmp_path: Path) -> None:
     assert calibrated(tmp_path, *mixed, "--dtype", "int8")[0]["a0.scale"].dtype == np.float32
 
 
+@pytest.mark.parametrize("method", ["absmax", "mse", "entropy", "percentile:99.9"])
 @pytest.mark.parametrize("container", ["npy", "npz"])
 @pytest.mark.parametrize("axis", [(), ("--axis", "1"), ("--axis", "0")])
 def test_pieces_and_kernels_make_no_difference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: str, axis: tuple[str, ...]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    container: str,
+    axis: tuple[str, ...],
+    method: str,
 ) -> None:
     arrays = [activations(20 + i, 40, 30) for i in range(9)]
     paths = saved(tmp_path, *arrays)
@@ -174,14 +197,14 @@ def test_pieces_and_kernels_make_no_difference(
         for path, array in zip(paths, arrays, strict=True):
             np.savez(path.with_suffix(".npz"), a0=array)
         paths = [path.with_suffix(".npz") for path in paths]
-    args = (*paths, "--dtype", "uint8", "--method", "percentile:99.9", *axis)
+    args = (*paths, "--dtype", "int4", "--method", method, *axis)
 
     def result(*more: str) -> tuple[dict[str, bytes], dict[str, Any]]:
         found, row = calibrated(tmp_path, *args, *more)
         return {name: array.tobytes() for name, array in found.items()}, row
 
     plain = result()
-    monkeypatch.setattr(batches, "_PIECE", 17)
+    monkeypatch.setattr(batches, "_PIECE", 701)
     assert result() == plain
     monkeypatch.setattr(engine, "kernels_pay", lambda _: True)
     for jobs in ("1", "3"):

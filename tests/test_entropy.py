@@ -10,8 +10,11 @@ import pytest
 from numpy.typing import NDArray
 from onnxruntime.quantization.calibrate import HistogramCollector
 
+import qtool
 from qtool.dtypes import DTYPES
+from qtool.errors import SpecError
 from qtool.scales import entropy
+from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec, Tiled
 
 Array = NDArray[Any]
 
@@ -139,3 +142,37 @@ def test_groups_without_a_distribution_keep_their_range() -> None:
 def test_levels_are_the_codes_of_a_type() -> None:
     found = {name: entropy.levels_of(DTYPES[name]) for name in ("uint2", "int4", "uint8", "int16")}
     assert found == {"uint2": 4, "int4": 16, "uint8": 256, "int16": 256}
+
+
+@pytest.mark.parametrize(
+    "granularity", [PerTensor(), PerAxis(0), PerAxis(1), Blocked(1, 900), Tiled((30, 40))]
+)
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_every_granularity_has_the_ranges_of_its_groups(
+    granularity: Granularity, symmetric: bool
+) -> None:
+    x = np.random.default_rng(8).standard_t(3, (70, 1000)).astype(np.float32)
+    x[3, 5] = np.inf
+    spec = QuantSpec("int4", granularity, method="entropy", symmetric=symmetric, nonfinite="allow")
+    found = qtool.quantize(x, spec)
+    numbers = np.where(np.isfinite(x), x, np.nan)
+    axis = getattr(granularity, "axis", 0)
+    groups = {
+        PerTensor: [numbers],
+        PerAxis: list(np.moveaxis(numbers, axis, 0)),
+        Blocked: [part for row in numbers for part in (row[:900], row[900:])],
+        Tiled: [numbers[r : r + 30, c : c + 40] for r in (0, 30, 60) for c in range(0, 1000, 40)],
+    }  # fmt: skip
+    scales = []
+    for group in groups[type(granularity)]:
+        [low], [high] = entropy.ranges(group.reshape(1, -1), 16)
+        scales.append(max(-low, high) / 7 if symmetric else (max(high, 0) - min(low, 0)) / 15)
+    assert found.scale.reshape(-1).tobytes() == np.float32(scales).tobytes()
+    assert (found.zero_point is None) == symmetric
+
+
+def test_it_is_for_integers_and_not_for_dynamic_quantization() -> None:
+    with pytest.raises(SpecError, match="method: entropy needs codes in equal steps"):
+        QuantSpec("float8e4m3fn", PerTensor(), method="entropy")
+    with pytest.raises(SpecError, match="DynamicQuantizeLinear itself says how"):
+        QuantSpec("uint8", PerTensor(), method="entropy", semantics="dynamic")

@@ -32,17 +32,7 @@ def calibrate(
     ] = None,
     axis: options.Axis = None,
     symmetric: options.Symmetric = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            metavar="METHOD",
-            help="How the scale is chosen: absmax (symmetric), minmax (asymmetric), percentile:P "
-            "or entropy. \\[default: absmax, or minmax where asymmetric]",
-            autocompletion=options.words("absmax", "minmax", "percentile:99.9", "entropy"),
-            show_default=False,
-            rich_help_panel=options.SCALES,
-        ),
-    ] = None,
+    method: options.Method = None,
     scale_dtype: options.ScaleDtype = None,
     narrow_range: options.NarrowRange = None,
     nonfinite: options.NonFinite = None,

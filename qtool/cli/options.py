@@ -97,6 +97,18 @@ Symmetric = Annotated[
         rich_help_panel=SCALES,
     ),
 ]
+Method = Annotated[
+    str | None,
+    typer.Option(
+        metavar="METHOD",
+        help="How the scale is chosen: absmax (symmetric), minmax (asymmetric), mse (least squared "
+        "error), entropy or percentile:P, for example percentile:99.9. \\[default: mse for up to 4 "
+        "bits; else absmax, or minmax where asymmetric]",
+        autocompletion=words("absmax", "minmax", "mse", "entropy", "percentile:99.9"),
+        show_default=False,
+        rich_help_panel=SCALES,
+    ),
+]
 ScaleDtype = Annotated[
     str | None,
     typer.Option(

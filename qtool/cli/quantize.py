@@ -50,18 +50,7 @@ def quantize(
     block_size: options.BlockSize = None,
     tile: options.Tile = None,
     symmetric: options.Symmetric = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            metavar="METHOD",
-            help="How the scale is chosen: absmax (symmetric), minmax "
-            "(asymmetric) or percentile:P, for example percentile:99.9. "
-            "\\[default: absmax, or minmax where asymmetric]",
-            autocompletion=options.words("absmax", "minmax", "percentile:99.9"),
-            show_default=False,
-            rich_help_panel=options.SCALES,
-        ),
-    ] = None,
+    method: options.Method = None,
     scale: Annotated[
         str | None,
         typer.Option(

@@ -181,7 +181,7 @@ class _Job:
     def _quantized(self, tensor: Batches) -> tuple[Array, Array | None, Outcome]:
         """Scale, zero point, and what becomes of the batches with them; codes are not kept."""
         spec = self._spec.at(tensor.granularity)
-        given = _from_ranges(tensor, spec) if streamed.knows(spec) else ()
+        given = _from_ranges(tensor, spec) if spec.needs_distribution else ()
         asked = engine.request(tensor.name, tensor.shape, tensor.dtype, spec, *given)
         if not (engine.can_stream(asked) and engine.kernels_pay(tensor.size)):
             self._progress.advance(tensor.nbytes)

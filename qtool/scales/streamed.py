@@ -32,11 +32,6 @@ class Extremes:
     count: Array
 
 
-def knows(spec: QuantSpec) -> bool:
-    """Whether ranges() is for the method."""
-    return spec.method == "entropy" or spec.percentile is not None
-
-
 def ranges(pieces: Pieces, groups: int, spec: QuantSpec) -> tuple[Array, Array]:
     """float64 (low, high) of every group by percentile or entropy, as of all values at once."""
     found = extremes(pieces, groups)
