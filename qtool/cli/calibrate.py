@@ -56,9 +56,9 @@ def calibrate(
         with options.progress(quiet=quiet) as progress:
             result = calibrate_files(
                 batches, output, dtype=dtype, axis=axis, symmetric=symmetric, method=method,
-                scale_dtype=scale_dtype, narrow_range=bool(narrow_range), nonfinite=nonfinite or "error",
-                source_dtype=source_dtype, include=include or (), exclude=exclude or (), jobs=jobs,
-                force=force, progress=progress,
+                scale_dtype=scale_dtype, narrow_range=bool(narrow_range),
+                nonfinite=nonfinite or "error", source_dtype=source_dtype, include=include or (),
+                exclude=exclude or (), jobs=jobs, force=force, progress=progress,
             )  # fmt: skip
         if json:
             options.show(result)

@@ -74,8 +74,8 @@ def calibrate_files(
         if container != "safetensors":
             raise UsageError(name, "scales are written as .safetensors", "end its name so")
         streams.check_target([path for _, path in sources], name, force=force)
-        recipe = Recipe(spec, axis, include=include, exclude=exclude, all_ranks=True)
-        tensors, skipped = _tensors(sources, recipe, raw)
+        recipe = Recipe({"dtype": dtype}, include=include, exclude=exclude, all_ranks=True)
+        tensors, skipped = _tensors(sources, recipe, spec, raw)
         job = _Job(spec, progress or Silent(), jobs or engine.default_jobs())
         with streams.placed(name, "scales.safetensors") as path:
             job.write(path, tensors)
@@ -108,7 +108,10 @@ def _opened(word: str | Path) -> Iterator[tuple[str | None, Path]]:
 
 
 def _tensors(
-    sources: Sequence[tuple[str | None, Path]], recipe: Recipe, source_dtype: DType | None
+    sources: Sequence[tuple[str | None, Path]],
+    recipe: Recipe,
+    spec: QuantSpec,
+    source_dtype: DType | None,
 ) -> tuple[list[Batches], dict[str, str]]:
     """The batches of every tensor, and the names of what is left alone, with the reason."""
     found: dict[str, list[Batch]] = {}
@@ -132,9 +135,10 @@ def _tensors(
                     skipped[name] = reason
                 array = Batch(path, info.name, info.shape, info.dtype, source_dtype)
                 found.setdefault(name, []).append(array)
-    refuses = recipe.spec.nonfinite == "error"
+    refuses = spec.nonfinite == "error"
+    axis = spec.granularity.axis if isinstance(spec.granularity, PerAxis) else None
     wanted = [
-        Batches(name, arrays, recipe.axis, refuses=refuses)
+        Batches(name, arrays, axis, refuses=refuses)
         for name, arrays in found.items()
         if name not in skipped
     ]

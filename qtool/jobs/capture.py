@@ -21,7 +21,6 @@ from qtool.jobs.rows import rows
 from qtool.jobs.samples import Samples
 from qtool.recipe import Recipe
 from qtool.runtime import Session
-from qtool.spec import PerTensor, QuantSpec
 
 if TYPE_CHECKING:
     from qtool.formats.onnx import OnnxSource
@@ -71,7 +70,7 @@ def capture_file(
         name, container = streams.target(model, dst, None, "safetensors", kind)
         read = [*streams.source_files(model, source), *map(Path, samples)]
         streams.check_target(read, name, force=force)
-        recipe = Recipe(QuantSpec("int8", PerTensor()), include=include, exclude=exclude)
+        recipe = Recipe({"dtype": "int8"}, include=include, exclude=exclude)
         operands, skipped = _operands(source, recipe)
         job = _Job(
             source, operands, samples, batch, jobs or engine.default_jobs(), progress or Silent()
