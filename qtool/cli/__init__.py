@@ -7,7 +7,18 @@ from typing import Annotated
 import typer
 
 from qtool import __version__
-from qtool.cli import dequantize, dtypes, dynamic, finish, inspect, presets, quantize, recipe
+from qtool.cli import (
+    calibrate,
+    capture,
+    dequantize,
+    dtypes,
+    dynamic,
+    finish,
+    inspect,
+    presets,
+    quantize,
+    recipe,
+)
 from qtool.cli.exits import process
 from qtool.cli.options import FLAG
 
@@ -24,6 +35,8 @@ app.command(epilog=quantize.EXAMPLE)(quantize.quantize)
 app.command(epilog=dynamic.EXAMPLE)(dynamic.dynamic)
 app.command(epilog=dequantize.EXAMPLE)(dequantize.dequantize)
 app.command(epilog=finish.EXAMPLE)(finish.finish)
+app.command(epilog=calibrate.EXAMPLE)(calibrate.calibrate)
+app.command(epilog=capture.EXAMPLE)(capture.capture)
 app.command(epilog=inspect.EXAMPLE)(inspect.inspect)
 app.command(epilog=dtypes.EXAMPLE)(dtypes.dtypes)
 app.command(epilog=recipe.EXAMPLE)(recipe.recipe)

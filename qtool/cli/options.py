@@ -45,6 +45,16 @@ Target = Annotated[
         show_default=False,
     ),
 ]
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="DST",
+        help="File to write; - is standard output. \\[default: beside the first file]",
+        show_default=False,
+    ),
+]
 Axis = Annotated[
     int | None,
     typer.Option(
@@ -74,6 +84,62 @@ ZeroPoint = Annotated[
         metavar="GIVEN",
         help="Zero point to go with --scale, in the same forms.",
         rich_help_panel=SCALES,
+    ),
+]
+Symmetric = Annotated[
+    bool | None,
+    typer.Option(
+        "--symmetric/--asymmetric",
+        metavar=FLAG,
+        help="Grid centred on zero, or over \\[min, max]. \\[default: symmetric; "
+        "asymmetric for unsigned types]",
+        show_default=False,
+        rich_help_panel=SCALES,
+    ),
+]
+Method = Annotated[
+    str | None,
+    typer.Option(
+        metavar="METHOD",
+        help="How the scale is chosen: mse or optimal (least squared error, searched or exact), "
+        "absmax (symmetric), minmax (asymmetric), entropy or percentile:P, for example "
+        "percentile:99.9. \\[default: mse up to 4 bits and for mx and nvfp4, else absmax, or "
+        "minmax where asymmetric]",
+        autocompletion=words("mse", "optimal", "absmax", "minmax", "entropy", "percentile:99.9"),
+        show_default=False,
+        rich_help_panel=SCALES,
+    ),
+]
+ScaleDtype = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DTYPE",
+        help="Type that scales are stored in: float32, float16, "
+        "bfloat16, float8e8m0 or float8e4m3fn. \\[default: the weight's own]",
+        autocompletion=words("float32", "float16", "bfloat16", "float8e8m0", "float8e4m3fn"),
+        show_default=False,
+        rich_help_panel=SCALES,
+    ),
+]
+NonFinite = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WHAT",
+        help="NaN and Inf in the source: error, or allow (Inf "
+        "saturates, NaN becomes NaN or the zero point). \\[default: error]",
+        autocompletion=words("error", "allow"),
+        show_default=False,
+        rich_help_panel=ARITHMETIC,
+    ),
+]
+NarrowRange = Annotated[
+    bool | None,
+    typer.Option(
+        "--narrow-range/--no-narrow-range",
+        metavar=FLAG,
+        help="Leave the lowest code unused: \\[-127, 127] for int8. \\[default: no]",
+        show_default=False,
+        rich_help_panel=ARITHMETIC,
     ),
 ]
 SourceDtype = Annotated[

@@ -49,32 +49,8 @@ def quantize(
     axis: options.Axis = None,
     block_size: options.BlockSize = None,
     tile: options.Tile = None,
-    symmetric: Annotated[
-        bool | None,
-        typer.Option(
-            "--symmetric/--asymmetric",
-            metavar=options.FLAG,
-            help="Grid centred on zero, or over \\[min, max]. \\[default: symmetric; "
-            "asymmetric for unsigned types]",
-            show_default=False,
-            rich_help_panel=options.SCALES,
-        ),
-    ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            metavar="METHOD",
-            help="How the scale is chosen: mse or optimal (least squared error, searched or exact), "
-            "absmax (symmetric), minmax (asymmetric), entropy or percentile:P, for example "
-            "percentile:99.9. \\[default: mse up to 4 bits and for mx and nvfp4, else absmax, or "
-            "minmax where asymmetric]",
-            autocompletion=options.words(
-                "mse", "optimal", "absmax", "minmax", "entropy", "percentile:99.9"
-            ),
-            show_default=False,
-            rich_help_panel=options.SCALES,
-        ),
-    ] = None,
+    symmetric: options.Symmetric = None,
+    method: options.Method = None,
     scale: Annotated[
         str | None,
         typer.Option(
@@ -90,25 +66,13 @@ def quantize(
         typer.Option(
             "--negative-scale/--no-negative-scale",
             metavar=options.FLAG,
-            help="Choose the sign of scales too, so that the larger side has the code that only one "
-            "has; accept given ones below zero. \\[default: no]",
+            help="Choose the sign of scales too, so that the larger side has the code that only "
+            "one has; accept given ones below zero. \\[default: no]",
             show_default=False,
             rich_help_panel=options.SCALES,
         ),
     ] = None,
-    scale_dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DTYPE",
-            help="Type that scales are stored in: float32, float16, "
-            "bfloat16, float8e8m0 or float8e4m3fn. \\[default: the weight's own]",
-            autocompletion=options.words(
-                "float32", "float16", "bfloat16", "float8e8m0", "float8e4m3fn"
-            ),
-            show_default=False,
-            rich_help_panel=options.SCALES,
-        ),
-    ] = None,
+    scale_dtype: options.ScaleDtype = None,
     global_scale: Annotated[
         bool | None,
         typer.Option(
@@ -152,17 +116,7 @@ def quantize(
             rich_help_panel=options.ARITHMETIC,
         ),
     ] = None,
-    nonfinite: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WHAT",
-            help="NaN and Inf in the source: error, or allow (Inf "
-            "saturates, NaN becomes NaN or the zero point). \\[default: error]",
-            autocompletion=options.words("error", "allow"),
-            show_default=False,
-            rich_help_panel=options.ARITHMETIC,
-        ),
-    ] = None,
+    nonfinite: options.NonFinite = None,
     semantics: Annotated[
         str | None,
         typer.Option(
@@ -173,16 +127,7 @@ def quantize(
             rich_help_panel=options.ARITHMETIC,
         ),
     ] = None,
-    narrow_range: Annotated[
-        bool | None,
-        typer.Option(
-            "--narrow-range/--no-narrow-range",
-            metavar=options.FLAG,
-            help="Leave the lowest code unused: \\[-127, 127] for int8. \\[default: no]",
-            show_default=False,
-            rich_help_panel=options.ARITHMETIC,
-        ),
-    ] = None,
+    narrow_range: options.NarrowRange = None,
     source_dtype: options.SourceDtype = None,
     include: options.Include = None,
     exclude: options.Exclude = None,

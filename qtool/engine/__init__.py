@@ -94,7 +94,7 @@ def kernels_pay(elements: int) -> bool:
 
 
 def can_stream(asked: Request) -> bool:
-    """Whether there is something for the kernels to do, they know the case, and no percentile
+    """Whether there is something for the kernels to do, they know the case, and no range
     needs all values at once."""
     spec = asked.spec
     shifts_grid = asked.given is not None and asked.given[1] is not None
@@ -104,7 +104,7 @@ def can_stream(asked: Request) -> bool:
         and asked.precision.name == "float32"
         and spec.saturate
         and not spec.bias
-        and (spec.percentile is None or asked.given is not None)
+        and not (spec.needs_distribution and asked.given is None)
         and (spec.dtype.is_integer or not shifts_grid)
     )
 

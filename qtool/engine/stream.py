@@ -24,7 +24,7 @@ from qtool.errors import TensorError
 from qtool.kernels.geometry import group_span
 from qtool.kernels.tensor import TileFigures, TileQuantizer, divided
 from qtool.pool import buffer, in_order
-from qtool.spec import SEARCHES, PerTensor, Reader, Writer, reader_of
+from qtool.spec import SEARCHES, PerTensor, Reader, reader_of, writer_of
 from qtool.tensor import Outcome, QuantizedTensor, Target
 
 Array = NDArray[Any]
@@ -244,18 +244,9 @@ def quantize_array(x: Array, asked: Request, *, jobs: int) -> QuantizedTensor:
     y = np.empty(asked.shape, spec.dtype.numpy)
     scale = np.empty(shape, storage.numpy)
     zero_point = np.empty(shape, spec.dtype.numpy)
-    target = Target(_writer_of(y), _writer_of(scale), _writer_of(zero_point), is_packed=False)
+    target = Target(writer_of(y), writer_of(scale), writer_of(zero_point), is_packed=False)
     outcome = Stream(reader_of(x), asked, jobs, lambda _: None).quantize(target)
     return QuantizedTensor(
         y, scale, zero_point if outcome.has_zero_point else None, spec, outcome.stats,
         outcome.precision, outcome.global_scale,
     )  # fmt: skip
-
-
-def _writer_of(array: Array) -> Writer:
-    stored = array.reshape(-1).view(np.uint8)
-
-    def write(offset: int, data: Array) -> None:
-        stored[offset : offset + data.nbytes] = data.view(np.uint8)
-
-    return write

@@ -61,6 +61,16 @@ class Given:
             )
         return scale, zero_point
 
+    def for_array(self, name: str) -> Given:
+        """The same for a bare array: what a file has for one name alone is for it, whatever its
+        own name is."""
+        part = copy(self)
+        part._scales = _renamed(self._scales, name)
+        part._zero_points = None
+        if self._zero_points is not None:
+            part._zero_points = _renamed(self._zero_points, name)
+        return part
+
     def part(self, names: Iterable[str]) -> Given:
         """The same, as far as it is about these tensors."""
         part, wanted = copy(self), set(names)
@@ -107,6 +117,13 @@ def _only(values: _Values, names: set[str]) -> _Values:
     if isinstance(values, np.ndarray):
         return values
     return {name: found for name, found in values.items() if name in names}
+
+
+def _renamed(values: _Values, name: str) -> _Values:
+    if isinstance(values, np.ndarray) or len(values) != 1:
+        return values
+    [found] = values.values()
+    return {name: found}
 
 
 def _parameters(source: formats.Source) -> dict[str, tuple[Array | None, Array | None]]:

@@ -180,6 +180,8 @@ def run(
         keeping = Keeping(save_recipe, written_files, force=force)
         spelled = chosen_layout(options.get("layout"), container, recipe)
         readable = screening.readable(source, requantize=options.get("requantize", False))
+        if given is not None and source.container == "npy":
+            given = given.for_array(source.infos()[0].name)
         recipe = replace(
             recipe, bare=source.container == "npy", left_alone=spelled.left_alone,
             silent=container == "onnx",  # where a preset's activations cannot be told

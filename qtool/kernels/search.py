@@ -166,7 +166,6 @@ def _propose(
 ) -> None:
     """The candidates of a stage, from the scale and zero point that are best so far."""
     qmin, qmax = np.float32(limits[0]), np.float32(limits[1])
-    middle = np.float32(np.float32(qmin + qmax) * np.float32(0.5))
     mantissa, normal = np.int32(storage[0]), np.int32(storage[1])
     smallest, largest = np.int32(storage[2]), np.int32(storage[3])
     for k in range(size):
@@ -178,9 +177,7 @@ def _propose(
             candidate = _stored(moved, mantissa, normal, smallest, largest)
             offset = z
             if shifts:
-                centre = np.float32(np.float32(middle - z) * s)
-                nearest = np.rint(np.float32(middle - np.float32(centre / candidate)))
-                offset = np.float32(np.float32(nearest) + move)
+                offset = np.float32(z + move)
                 offset = offset if offset >= qmin else qmin
                 offset = offset if offset <= qmax else qmax
             elif (bits < 0) != (move != 0):

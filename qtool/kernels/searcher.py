@@ -64,6 +64,7 @@ class TileSearcher:
         self._storage = np.array(storage, np.int64)
         self._limits = np.array((spec.qmin, spec.dtype.qmax), np.float32)
         self._sizes = np.array([len(stage) for stage in stages], np.int64)
+        assert self._sizes.max() <= CANDIDATES
         flat = np.array([candidate for stage in stages for candidate in stage], np.int64)
         self._steps, self._moves = np.ascontiguousarray(flat.T)
 

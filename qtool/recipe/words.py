@@ -16,7 +16,7 @@ from qtool.spec import MX_RULES, PRECISIONS, SCALE_DTYPES, SEARCHES
 Words = Mapping[str, Any]
 
 _FLAG = {"true": True, "false": False}
-_METHODS = ("absmax", "minmax", "percentile:99.9", *SEARCHES)
+_METHODS = ("absmax", "minmax", "entropy", "percentile:99.9", *SEARCHES)
 # What each word takes: a type, or one of these values.
 WORDS: dict[str, type | tuple[str, ...]] = {
     "dtype": tuple(dtype.name for dtype in TARGETS),

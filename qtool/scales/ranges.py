@@ -1,4 +1,4 @@
-"""The range of every group of a tensor: from minimum to maximum, or between percentiles."""
+"""The range of every group of a tensor: from minimum to maximum, or as a method narrows it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import ops
+from qtool.scales import entropy
 from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec, Shape, Tiled
 
 Array = NDArray[Any]
@@ -21,6 +22,12 @@ def ranges(x: Array, spec: QuantSpec) -> tuple[Array, Array]:
         return empty, empty
     finite = np.isfinite(x)
     all_finite = bool(finite.all())
+    if spec.method == "entropy":
+        numbers = x if all_finite else np.where(finite, x, np.float32(np.nan))
+        rows = grouped(numbers, spec.granularity, np.nan)
+        shape = spec.granularity.scale_shape(x.shape)
+        low, high = entropy.ranges(rows, entropy.levels_of(spec.dtype))
+        return low.reshape(shape), high.reshape(shape)
     masked = x if all_finite else np.where(finite, x, np.float32(0))
     low = _reduce(np.minimum, masked, spec.granularity).astype(np.float64)
     high = _reduce(np.maximum, masked, spec.granularity).astype(np.float64)
@@ -41,10 +48,17 @@ def _percentiles(
     of its absolute values; the whole range where that is empty."""
     if spec.symmetric:
         upper = _group_percentile(np.abs(x), p, spec.granularity)
-        lower = -upper
-    else:
-        lower = np.minimum(_group_percentile(x, 100 - p, spec.granularity), 0.0)
-        upper = np.maximum(_group_percentile(x, p, spec.granularity), 0.0)
+        return between(-upper, upper, low, high, spec)
+    lower = _group_percentile(x, 100 - p, spec.granularity)
+    return between(lower, _group_percentile(x, p, spec.granularity), low, high, spec)
+
+
+def between(
+    lower: Array, upper: Array, low: Array, high: Array, spec: QuantSpec
+) -> tuple[Array, Array]:
+    """The range between percentiles, with 0 in it; [low, high] where that is empty."""
+    if not spec.symmetric:
+        lower, upper = np.minimum(lower, 0.0), np.maximum(upper, 0.0)
     usable = upper > lower
     return np.where(usable, lower, low), np.where(usable, upper, high)
 
@@ -105,11 +119,11 @@ def _expanded(values: Array, shape: Shape, granularity: Granularity) -> Array:
     return ops.expand(values, shape, **attributes, thing="x")
 
 
-def grouped(x: Array, granularity: Granularity) -> Array:
-    """The elements of every group in a row, in their order, completed by zeros: (G, n)."""
+def grouped(x: Array, granularity: Granularity, filler: float = 0.0) -> Array:
+    """The elements of every group in a row, in their order, completed by the filler: (G, n)."""
     if isinstance(granularity, Tiled):
         rows, columns = map(min, granularity.shape, x.shape[-2:])
-        padded = _padded(_padded(x, -2, rows), -1, columns)
+        padded = _padded(_padded(x, -2, rows, filler), -1, columns, filler)
         shape = (*x.shape[:-2], padded.shape[-2] // rows, rows, -1, columns)
         return padded.reshape(shape).swapaxes(-3, -2).reshape(-1, rows * columns)
     if isinstance(granularity, PerTensor):
@@ -118,14 +132,14 @@ def grouped(x: Array, granularity: Granularity) -> Array:
     if isinstance(granularity, PerAxis):
         return np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
     size = min(granularity.block_size, x.shape[axis])
-    padded = _padded(x, axis, size)
+    padded = _padded(x, axis, size, filler)
     blocks = padded.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
     return np.moveaxis(blocks, axis + 1, -1).reshape(-1, size)
 
 
-def _padded(x: Array, axis: int, size: int) -> Array:
-    """x completed by zeros to a multiple of size along an axis."""
+def _padded(x: Array, axis: int, size: int, filler: float) -> Array:
+    """x completed by the filler to a multiple of size along an axis."""
     rest = -x.shape[axis] % size
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, rest)
-    return np.pad(x, widths) if rest else x
+    return np.pad(x, widths, constant_values=filler) if rest else x

@@ -10,8 +10,8 @@ every number of threads, size of tiles and processor. The weights of a group are
 of two to at most 1.
 
 A candidate has the bits of the scale that is best so far plus a number of steps, which is about
-logarithmic, rounded to the type that scales are stored in; its zero point is the nearest to where
-the middle of the grid was, plus a move. In a symmetric grid a move means the other sign.
+logarithmic, rounded to the type that scales are stored in; its zero point is the best so far plus a
+move. In a symmetric grid a move means the other sign.
 kernels.search gives the same numbers.
 """
 
@@ -91,13 +91,17 @@ def stages(spec: QuantSpec, storage: DType, length: int) -> list[list[Candidate]
     percent of the least RMSE: of short groups the best scale is near that of absmax or minmax; in
     long ones outliers may be worth clipping far. Scales of 8 bits are enumerated.
     """
-    signs = (0, 1) if spec.negative_scale else (0,)
+    moves = [0]
+    if spec.negative_scale:
+        moves = [0, 1]
+    elif not spec.symmetric and spec.dtype.bits == 2:
+        moves = [0, -1, 1]
     short = length <= SHORT
     dtype = spec.dtype
     if storage.bits == 8:
         unit = OCTAVE if storage.name == "float8e8m0" else OCTAVE >> int(storage.limits.nmant)
         low, high = (-1, 1) if unit == OCTAVE else (-3, 6)
-        low = low if short else -5 * OCTAVE // unit
+        low = low if short else -5 if unit == OCTAVE else -24
         coarse, fine = [k * unit for k in range(low, high + 1)], []
     elif not short:
         coarse, fine = _span(-22, 1, 4), [8, 16, 32, 64]
@@ -111,14 +115,15 @@ def stages(spec: QuantSpec, storage: DType, length: int) -> list[list[Candidate]
         coarse, fine = _span(-6, 6, 8), [16, 32]
     else:
         coarse, fine = _span(-2, 16, 16), [32]
-    first = [(0, 0), *((k, sign) for sign in signs for k in coarse if (k, sign) != (0, 0))]
+    first = [(0, 0), *((k, move) for move in moves for k in coarse if (k, move) != (0, 0))]
     later = [[(-OCTAVE // part, 0), (OCTAVE // part, 0)] for part in fine]
     if spec.symmetric:
         return [first, *later]
-    span = int(dtype.qmax - spec.qmin) + 1
-    around = [1 << k for k in range(max(span.bit_length() - 3, 1))]
-    moves = [(0, sign * move) for move in around for sign in (-1, 1)]
-    return [first, moves, *later, moves[:2]]
+    far = [(0, sign << k) for k in range(max(dtype.bits - 2, 1)) for sign in (-1, 1)]
+    if short:
+        return [first, far, *later, far[:2]]
+    again = [(k, 0) for k in _span(-3, 2, 4)]
+    return [first, far, again, far, *later, far[:2]]
 
 
 def _span(low: int, high: int, part: int) -> list[int]:
@@ -204,10 +209,7 @@ def proposed(
     zeros = np.broadcast_to(zero_point[:, None], found.shape)
     if not grid.shifts:
         return np.where((bits < 0) != (moves != 0), -found, found), zeros
-    middle = np.float32(grid.lowest + grid.highest) * np.float32(0.5)
-    centre = ((middle - zero_point) * scale)[:, None]
-    zeros = np.rint(middle - centre / found) + moves
-    zeros = np.clip(zeros, np.float32(grid.lowest), np.float32(grid.highest))
+    zeros = np.clip(zero_point[:, None] + moves, np.float32(grid.lowest), np.float32(grid.highest))
     return found, np.asarray(zeros)
 
 

@@ -50,6 +50,7 @@ __all__ = [
     "normalize_axis",
     "phrase",
     "reader_of",
+    "writer_of",
 ]
 
 # Fills an array with the elements of a tensor, in C order, from the number given on. Threads may
@@ -68,6 +69,16 @@ def reader_of(array: NDArray[Any]) -> Reader:
         out[:] = flat[start : start + out.size]
 
     return read
+
+
+def writer_of(array: NDArray[Any]) -> Writer:
+    """A Writer of a tensor that is in memory."""
+    stored = array.reshape(-1).view(np.uint8)
+
+    def write(offset: int, data: NDArray[Any]) -> None:
+        stored[offset : offset + data.nbytes] = data.view(np.uint8)
+
+    return write
 
 
 def bytes_of(read: Reader, element: DType) -> Reader:

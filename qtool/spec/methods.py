@@ -10,7 +10,7 @@ from qtool.errors import SpecError
 SEMANTICS = ("onnx", "onednn", "dynamic")
 # Those that compare the errors of many scales; they need what codes are computed by.
 SEARCHES = ("mse",)
-METHODS = "absmax, minmax, mse or percentile:P with P in (0, 100]"
+METHODS = "absmax, minmax, mse, entropy or percentile:P with P in (0, 100]"
 
 
 def symmetry(dtype: DType, symmetric: bool | None, method: str | None, semantics: str) -> bool:
@@ -18,8 +18,10 @@ def symmetry(dtype: DType, symmetric: bool | None, method: str | None, semantics
     if semantics not in SEMANTICS:
         raise SpecError("semantics", f"{semantics!r} is unknown", "use " + ", ".join(SEMANTICS))
     by_method = {"absmax": True, "minmax": False}.get(method or "")
-    if by_method is None and method is not None and method not in SEARCHES:
+    if by_method is None and method is not None and method not in (*SEARCHES, "entropy"):
         _check_percentile(method)
+    if method == "entropy" and not dtype.is_integer:
+        raise SpecError("method", f"entropy needs codes in equal steps, {dtype} has others")
     if symmetric is not None and by_method is not None and symmetric != by_method:
         want = "--symmetric" if by_method else "--asymmetric"
         raise SpecError("method", f"{method} is {want[2:]}", f"use {want} or another method")

@@ -30,10 +30,10 @@ class QuantSpec:
     granularity: PerTensor(), PerAxis(axis), Blocked(axis, block_size) or Tiled(shape).
     symmetric: True: the grid is centred on zero; False: it spans [min, max] of the data;
         None: by `method` where that says it, else True for signed and float types.
-    method: "absmax" (symmetric), "minmax" (asymmetric), "percentile:P", 0 < P <= 100, or "mse", see
-        scales.search. None: mse for types of up to 4 bits and for float8e8m0 scales without an
-        mx_rule, where codes are computed as the search does; else the one of the first two that
-        fits `symmetric`.
+    method: "absmax" (symmetric), "minmax" (asymmetric), "percentile:P", 0 < P <= 100, "entropy" of
+        integer types, see scales.entropy, or "mse", see scales.search. None: mse for types of up to
+        4 bits and for float8e8m0 scales without an mx_rule, where codes are computed as the search
+        does; else the one of the first two that fits `symmetric`.
     scale_dtype: storage type of a chosen scale; None: the tensor's own float type.
     global_scale: the stored float8e4m3fn scales stand under one float32 scale of the tensor, see
         scales.global_scale: x_hat = code * (scale * global_scale).
@@ -136,6 +136,11 @@ class QuantSpec:
         return float(value) if name == "percentile" else None
 
     @property
+    def needs_distribution(self) -> bool:
+        """Whether the range of a group depends on more than its minimum and maximum."""
+        return self.method == "entropy" or self.percentile is not None
+
+    @property
     def has_zero_point(self) -> bool:
         """Whether a scale chosen by this spec comes with a zero point other than 0."""
         return not self.symmetric or self.dtype.kind == "uint"
@@ -227,7 +232,7 @@ class QuantSpec:
             raise SpecError(
                 "granularity", "DynamicQuantizeLinear has one scale per tensor", "use PerTensor()"
             )
-        chosen = (self.symmetric, self.percentile, self.scale_dtype, self.precision)
+        chosen = (self.symmetric, self.needs_distribution, self.scale_dtype, self.precision)
         if any(chosen) or (self.narrow_range and self.dtype.name == "uint8"):
             raise SpecError(
                 "dynamic",

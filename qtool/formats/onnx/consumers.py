@@ -85,7 +85,7 @@ class Consumers:
         if function is not None:
             inside = [Place(function.number, name) for name in function.inputs[index : index + 1]]
             return self._elect(inside[0], shape, depth - 1, known) if inside else None
-        moved = onnx_axes.moved(node, shape, lambda name: self._integers(name, body))
+        moved = onnx_axes.moved(node, shape, self.integers_in(body))
         if moved is None or index:
             return onnx_axes.operator_axes(node, index, shape)
         if not node.output:
@@ -93,6 +93,10 @@ class Consumers:
         new, origins = moved
         result = Place(body.number, node.output[0])
         return onnx_axes.before(self._elect(result, new, depth - 1, known), origins)
+
+    def integers_in(self, body: Body) -> onnx_axes.Integers:
+        """What finds the values of small stored tensors that nodes of a body see."""
+        return lambda name: self._integers(name, body)
 
     def _collect(self, body: Body) -> None:
         for node in body.proto.node:
