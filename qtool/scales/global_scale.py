@@ -14,7 +14,7 @@ from qtool.scales.powers import ceil_log2
 Array = NDArray[Any]
 
 # Elements of a window, and of those by which a large tensor's global scale is chosen.
-_WINDOW, _JUDGED = 1 << 14, 1 << 18
+_WINDOW, _JUDGED = 1 << 12, 1 << 16
 _SMALLEST = 2.0**-126  # the smallest normal float32
 # The significands of float8e4m3fn.
 _SIGNIFICANDS = np.arange(8, 16, dtype=np.float32)
