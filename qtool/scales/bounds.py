@@ -30,7 +30,7 @@ def bounds(groups: Groups, best: Best, window: int, unhalved: float) -> tuple[Ar
         last, first = float(grid.highs[window]), -float(grid.lows[window])
         low = np.maximum(above / last, below / first)
         high = np.maximum(most / grid.beyond_half(last), least / grid.beyond_half(first))
-    all_zero = 2 * np.maximum(least, most)
+    all_zero = 2 * groups.absmax.astype(np.float64) / grid.smallest
     high = np.minimum(np.maximum(high, unhalved), all_zero)
     return low / _SLACK, np.where(groups.is_huge, all_zero, high) * _SLACK
 
@@ -40,7 +40,7 @@ def unclipped(groups: Groups, which: Array, scale: Array) -> tuple[Array, Array]
     with np.errstate(over="ignore", under="ignore"):
         below = np.rint(groups.low[which] / scale)
         above = np.rint(groups.high[which] / scale)
-    fits = below + above <= groups.grid.width
+        fits = below + above <= groups.grid.width
     window = np.where(fits, below, 0).astype(np.int64)
     if groups.is_huge.any():
         low, high = groups.grid.lows[window], groups.grid.highs[window]

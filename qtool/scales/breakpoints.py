@@ -18,8 +18,8 @@ are candidates, wherever the minimum is below the least error known, and these g
 
 Errors are within 1e-12 of the least one; of scales on one parabola, float64 sums may tell no more.
 
-Cost: elements times cells, 10 ns each: 128, 512 or 2048 per octave for types of up to 4, 7 and 8
-bits; then 1 us per breakpoint in the cells that are left. Asymmetric, 2 to 10 times that.
+Cost: elements times cells, 10 ns each: 128 per octave for types of up to 4 bits, 512 for longer float
+and 1024 for longer integer types; then 1 us per breakpoint in the cells that are left. Asymmetric, 2 to 10 times that.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ _AROUND = np.arange(-4, 5, dtype=np.int32)
 def sweep(groups: Groups, best: Best) -> None:
     """Offer the float32 scales that may be better."""
     grid = groups.grid
+    if groups.is_huge.any():
+        _offer_limits(groups, best)
     if not grid.shifts:
         for window in range(grid.count):
             _search(groups, best, *_cells(groups, best, window), window)
@@ -61,6 +63,22 @@ def sweep(groups: Groups, best: Best) -> None:
     best.window[fits] = window[fits]
 
 
+def _offer_limits(groups: Groups, best: Best) -> None:
+    """Offer, in all windows, the largest scales with which codes do not come back too large."""
+    codes = _Levels(groups.grid).positive(groups.grid.width)
+    largest = np.minimum(groups.limit[groups.is_huge][:, None] / codes, ops.FLOAT32.qmax)
+    scale = _around(largest.reshape(-1).astype(np.float32))
+    which = np.repeat(np.flatnonzero(groups.is_huge), codes.size * _AROUND.size)
+    for window in range(groups.grid.count):
+        best.offer(which, groups.errors(which, scale, window), scale, window)
+
+
+def _around(scale: Array) -> Array:
+    """The float32 numbers around each one."""
+    bits = scale.view(np.int32)[:, None] + _AROUND
+    return np.clip(bits, 1, _LARGEST).reshape(-1).view(np.float32)
+
+
 def _cells(groups: Groups, best: Best, window: int) -> tuple[Array, Array]:
     """All cells between the bounds: numbers of groups and of cells."""
     shift = _shift(groups.grid)
@@ -74,8 +92,9 @@ def _cells(groups: Groups, best: Best, window: int) -> tuple[Array, Array]:
 def _shift(grid: Grid) -> int:
     """Bits in which the float32 numbers of a cell differ: errors, relative to x, are larger than
     the cells are wide."""
-    bits = grid.dtype.bits
-    return 16 if bits <= 4 else 14 if bits <= 6 else 12
+    if grid.dtype.bits <= 4:
+        return 16
+    return 13 if grid.dtype.is_integer else 14
 
 
 def _edges(cell: Array, grid: Grid) -> tuple[Array, Array]:
@@ -122,10 +141,10 @@ def _sweep(
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.clip(np.where(b > 0, a / b, 0.0), end, start)
     error = 1 - 2 * t * a + t * t * b - _MARGIN
-    limit = best.error * (1 + _MARGIN) / groups.norm**2
-    pair, t = pair[error <= limit[which[pair]]], t[error <= limit[which[pair]]]
-    around = (t * left[pair]).astype(np.float32).view(np.int32)[:, None] + _AROUND
-    scale = np.clip(around, 1, _LARGEST).reshape(-1).view(np.float32)
+    limit = best.error[which] * (1 + _MARGIN) / groups.norm[which] ** 2
+    low = error <= limit[pair]
+    pair, t = pair[low], t[low]
+    scale = _around((t * left[pair]).astype(np.float32))
     pair = np.repeat(pair, _AROUND.size)
     error = groups.errors(which[pair], scale, window[pair])
     best.offer(which[pair], error, scale, window[pair])
@@ -183,6 +202,10 @@ class _Levels:
             values = codes.view(grid.dtype.numpy).astype(np.float64)
             self._values = np.append(np.sort(values[np.isfinite(values)]), np.inf)
             self._halfway = (self._values[1:] + self._values[:-1]) / 2
+
+    def positive(self, width: int) -> Array:
+        """All codes above 0, up to width."""
+        return np.arange(1.0, width + 1) if self._values is None else self._values[1:-1]
 
     def index(self, quotient: Array) -> Array:
         """Number of the nearest code."""

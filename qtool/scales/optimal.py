@@ -19,8 +19,8 @@ the doubled, code. By induction the smallest best scale is at most
         codes are beyond half of c
     asymmetric: (highest - lowest x) / floor(width / 2), as highest - lowest code is at most
         (highest - lowest x) / s + 1 and has to be floor(width / 2) + 1
-or at most the largest scale whose half cannot be stored (a subnormal one). Beyond 2 max|x| all
-codes are 0, which no smaller scale makes worse.
+or at most the largest scale whose half cannot be stored (a subnormal one). Beyond 2 max|x| / c, c
+the smallest positive code, all codes are 0, which no smaller scale makes worse.
 
 Too small. Clipping alone costs sum of max(0, x - high s)^2 and the same below, which grows as s
 falls: where either exceeds an error that is known, s and w are out. Asymmetric: with a and b the
@@ -93,7 +93,7 @@ def refine(
     """
     check(spec, storage)
     scale, zero_point = scale.copy(), None if zero_point is None else zero_point.copy()
-    grid, table = Grid(spec), _divisors(storage, over)
+    grid, table = Grid(spec, storage), _divisors(storage, over)
     step = max(1, _ELEMENTS // max(1, values.shape[1]))
     for at in range(0, len(values), step):
         part = slice(at, at + step)
