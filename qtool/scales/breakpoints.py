@@ -60,6 +60,7 @@ def sweep(groups: Groups, best: Best) -> None:
     pair, window = windows(groups, best, which, _edges(cell, grid)[1])
     _search(groups, best, which[pair], cell[pair], window)
     fits, window = unclipped(groups, np.arange(groups.count), best.scale)
+    fits &= groups.absmax > 0
     best.window[fits] = window[fits]
 
 
@@ -81,7 +82,7 @@ def _around(scale: Array) -> Array:
 
 def _cells(groups: Groups, best: Best, window: int) -> tuple[Array, Array]:
     """All cells between the bounds: numbers of groups and of cells."""
-    shift = _shift(groups.grid)
+    shift = cell_bits(groups.grid)
     low, high = bounds(groups, best, window, _UNHALVED)
     first, last = (np.minimum(end, ops.FLOAT32.qmax).astype(np.float32) for end in (low, high))
     first, last = first.view(np.int32) >> shift, last.view(np.int32) >> shift
@@ -89,7 +90,7 @@ def _cells(groups: Groups, best: Best, window: int) -> tuple[Array, Array]:
     return which, (first[which] + number).astype(np.int32)
 
 
-def _shift(grid: Grid) -> int:
+def cell_bits(grid: Grid) -> int:
     """Bits in which the float32 numbers of a cell differ: errors, relative to x, are larger than
     the cells are wide."""
     if grid.dtype.bits <= 4:
@@ -97,9 +98,14 @@ def _shift(grid: Grid) -> int:
     return 13 if grid.dtype.is_integer else 14
 
 
+def middles(cell: Array, grid: Grid) -> Array:
+    shift = cell_bits(grid)
+    return ((cell << shift) + np.int32(1 << (shift - 1))).view(np.float32)
+
+
 def _edges(cell: Array, grid: Grid) -> tuple[Array, Array]:
     """The smallest scale of every cell and the one after the largest."""
-    shift = _shift(grid)
+    shift = cell_bits(grid)
     left, right = np.maximum(cell << shift, 1), np.minimum((cell + 1) << shift, _LARGEST)
     return left.view(np.float32), right.view(np.float32)
 
@@ -108,8 +114,7 @@ def _promising(
     groups: Groups, best: Best, which: Array, cell: Array, window: Array | int
 ) -> Array:
     """Which cells may have an error below the best one, after offering the middle of all."""
-    shift = _shift(groups.grid)
-    middle = ((cell << shift) + (1 << (shift - 1))).view(np.float32)
+    middle = middles(cell, groups.grid)
     error = groups.errors(which, middle, window)
     if np.ndim(window) or window != UNCLIPPED:
         best.offer(which, error, middle, window)

@@ -46,7 +46,7 @@ from qtool import ops
 from qtool.dtypes import DType
 from qtool.errors import SpecError
 from qtool.scales.bounds import bounds, unclipped, windows
-from qtool.scales.breakpoints import sweep
+from qtool.scales.breakpoints import cell_bits, middles, sweep
 from qtool.scales.squares import UNCLIPPED, Best, Grid, Groups, spread
 from qtool.spec import QuantSpec
 
@@ -92,28 +92,83 @@ def refine(
     Raises SpecError: see check().
     """
     check(spec, storage)
-    scale, zero_point = scale.copy(), None if zero_point is None else zero_point.copy()
-    grid, table = Grid(spec, storage), _divisors(storage, over)
+    grid = Grid(spec, storage)
+    divisor, window = _started(scale, zero_point, grid, spec, over)
+    _improve(values, weights, divisor, window, grid, storage, over)
+    return _finished(divisor, window, grid, storage, over, zero_point, spec)
+
+
+def refine_compiled(
+    values: Array,
+    scale: Array,
+    zero_point: Array | None,
+    spec: QuantSpec,
+    storage: DType,
+    over: float = 1.0,
+    weights: Array | None = None,
+) -> tuple[Array, Array | None]:
+    """refine() to the bit, by the kernel where float32 screening holds; arrays in C order."""
+    from qtool.kernels import refiner
+
+    check(spec, storage)
+    grid = Grid(spec, storage)
+    divisor, window = _started(scale, zero_point, grid, spec, over)
+    cells, table = 0, _divisors(storage, over)
+    if storage == ops.FLOAT32:
+        cells = cell_bits(grid)
+        table = middles(np.arange(0x7F800000 >> cells, dtype=np.int32), grid)
+    unhalved = 0.0 if cells else _unhalved(table)
+    done = refiner.refine(
+        values, weights, divisor, window, table, cells, grid.numbers(unhalved),
+        grid.width if grid.shifts else 0, grid.form,
+    )  # fmt: skip
+    rest = np.flatnonzero(~done)
+    if rest.size:
+        some = None if weights is None else weights[rest]
+        scales, windows_ = divisor[rest], window[rest]
+        _improve(values[rest], some, scales, windows_, grid, storage, over)
+        divisor[rest], window[rest] = scales, windows_
+    return _finished(divisor, window, grid, storage, over, zero_point, spec)
+
+
+def _started(
+    scale: Array, zero_point: Array | None, grid: Grid, spec: QuantSpec, over: float
+) -> tuple[Array, Array]:
+    """Scales > 0, times over, as float32, and int32 windows of a start."""
+    divisor = scale.astype(np.float32) * np.float32(over)
+    if grid.shifts and zero_point is not None:
+        return divisor, zero_point.astype(np.int32) - np.int32(spec.qmin)
+    return np.abs(divisor), np.asarray(divisor < 0, np.int32) % np.int32(grid.count)
+
+
+def _finished(
+    divisor: Array, window: Array, grid: Grid, storage: DType, over: float,
+    zero_point: Array | None, spec: QuantSpec,
+) -> tuple[Array, Array | None]:  # fmt: skip
+    """Scales in their storage type, whose products with over are the divisors, and zero points."""
+    scale = divisor.astype(np.float64) / over
+    if grid.shifts:
+        zero_point = ops.cast_integers(window + spec.qmin, spec.dtype)
+    else:
+        scale[window == 1] *= -1
+    return scale.astype(np.float32).astype(storage.numpy), zero_point
+
+
+def _improve(
+    values: Array, weights: Array | None, divisor: Array, window: Array, grid: Grid,
+    storage: DType, over: float,
+) -> None:  # fmt: skip
+    """Put the best scales and windows in place of others."""
+    table = _divisors(storage, over)
     step = max(1, _ELEMENTS // max(1, values.shape[1]))
     for at in range(0, len(values), step):
         part = slice(at, at + step)
-        some = None if weights is None else weights[part]
-        groups = Groups(values[part], some, grid, storage)
-        divisor = scale[part].astype(np.float32)
-        window = np.asarray(divisor < 0, np.int64) % grid.count
-        if grid.shifts and zero_point is not None:
-            window = zero_point[part].astype(np.int64) - int(spec.qmin)
-        best = Best(groups, np.abs(divisor) * np.float32(over), window)
+        groups = Groups(values[part], None if weights is None else weights[part], grid, storage)
+        best = Best(groups, divisor[part], window[part])
         if storage == ops.FLOAT32:
             sweep(groups, best)
         else:
             _enumerate(groups, best, table)
-        chosen = groups.absmax > 0
-        scale[part][chosen] = _stored(best, grid, storage, over)[chosen]
-        if grid.shifts and zero_point is not None:
-            zero = ops.cast_integers(spec.qmin + best.window.astype(np.float64), spec.dtype)
-            zero_point[part][chosen] = zero[chosen]
-    return scale, zero_point
 
 
 def _divisors(storage: DType, over: float) -> Array:
@@ -127,18 +182,15 @@ def _divisors(storage: DType, over: float) -> Array:
     return np.sort(values[(values > 0) & (values < np.inf)])
 
 
-def _stored(best: Best, grid: Grid, storage: DType, over: float) -> Array:
-    """Scales in their storage type, whose products with over are those of best."""
-    values = best.scale.astype(np.float64) / over
-    if not grid.shifts:
-        values[best.window == 1] *= -1
-    return values.astype(np.float32).astype(storage.numpy)
+def _unhalved(table: Array) -> float:
+    """The largest number of a table whose half is not in it."""
+    table = table.astype(np.float64)
+    return float(table[~np.isin(table / 2, table)].max())
 
 
 def _enumerate(groups: Groups, best: Best, table: Array) -> None:
     """Offer all scales of the table between the bounds."""
-    halves = np.isin(table.astype(np.float64) / 2, table.astype(np.float64))
-    unhalved = float(table[~halves].max())
+    unhalved = _unhalved(table)
     if groups.grid.shifts:
         _enumerate_zero_points(groups, best, table, unhalved)
         return

@@ -61,6 +61,24 @@ class Grid:
         return last / 2 + float(step) / 2
 
 
+    @property
+    def form(self) -> tuple[int, int]:
+        """Mantissa bits, -1 for integers, and exponent of the smallest normal number."""
+        if self.dtype.is_integer:
+            return -1, 0
+        return int(self.dtype.limits.nmant), int(self.dtype.limits.minexp)
+
+    def numbers(self, unhalved: float) -> Array:
+        """What the kernel wants to know; see kernels.optimal."""
+        numbers = np.zeros(10)
+        for w in range(0 if self.shifts else self.count):
+            low, high = -self.lows[w], self.highs[w]
+            halves = self.beyond_half(low), self.beyond_half(high)
+            numbers[4 * w : 4 * w + 4] = -low, high, *halves
+        numbers[8:] = unhalved, self.smallest
+        return numbers
+
+
 class Groups:
     """Groups of float32 values (G, n) with weights (G, n) or None, and what is known of each.
 
