@@ -18,6 +18,7 @@ from qtool.kernels.squares import TOGETHER, exact, reach, screen
 from qtool.kernels.sweeps import sweep
 
 _UNCLIPPED = -1
+_MAGNITUDE, _SIGN, _INF = np.int32(0x7FFFFFFF), np.int32(-0x80000000), np.int32(0x7F800000)
 _FAR = np.float32(2.0**30)
 _LARGEST, _SMALLEST = np.float32(2.0**40), np.float32(2.0**-40)
 _SLACK = 1.0 + 2.0**-20
@@ -46,6 +47,7 @@ def optimal(
     values: Pointer,
     weights: Pointer,
     shares: Pointer,
+    value_bits: Pointer,
     lanes: Pointer,
     sums: Pointer,
     best: Pointer,
@@ -74,7 +76,7 @@ def optimal(
     blur = 2.0**-23 * (8 + min(n, TOGETHER) + n // TOGETHER)
     for g in range(groups):
         below, above, square, unit, fits = _load(
-            x, given, weighted, g * n, n, rows, values, weights, shares
+            x, given, weighted, g * n, n, rows, values, weights, shares, value_bits, lanes
         )
         done[g] = np.uint8(fits)
         if not fits or square == 0.0:
@@ -85,25 +87,34 @@ def optimal(
         best[0] = exact(
             values, weights, weighted != 0, rows, scales[g], first, last, kind, normal, lanes
         )
-        begin, end, following = 0, 0, 0
-        for stage in range(2 if width or mirrors else 1):
-            error = best[0] * unit
-            a = reach(values, shares, rows, np.float32(1), above, error, sums)
-            b = reach(values, shares, rows, np.float32(-1), below, error, sums)
+        begin, end, following, stride = 0, 0, 0, 1
+        for step in range(4 if width or mirrors else 2):
+            stage, is_coarse = step // 2, step % 2 == 0
             is_open = width > 0 and stage == 0  # windows are still to be found
-            if is_open or not width:
-                begin, end = 0, _between(
-                    table, size, numbers, width, stage, above, below, a, b, room, ids, ends
+            if is_coarse and (is_open or not width):
+                error = best[0] * unit
+                a = reach(values, shares, weighted, rows, np.float32(1), above, error, sums)
+                b = reach(values, shares, weighted, rows, np.float32(-1), below, error, sums)
+                start, stop = _between(
+                    table, size, numbers, width, stage, above, below, a, b
                 )
-            else:
+                stride = _stride(table, start, stop, math.sqrt(error) / norm)
+                window = np.int32(_UNCLIPPED if width else stage)
+                begin, end = 0, _list(start, stop, stride, window, room, ids, ends)
+                following = end
+                if stride == 1:
+                    continue
+            elif is_coarse:
+                continue
+            elif stride > 1 or (width and stage):
                 begin, end = end, following
             if end > room:
                 done[g] = np.uint8(0)
                 break
+            if end > begin:
+                _pad(ids, ends, end)
             for at in range(begin, end, WIDTH):
-                _fill(
-                    table, numbers, width, ids, ends, at, end, divisor, inverse, low, high
-                )
+                _fill(table, numbers, width, ids, ends, at, divisor, inverse, low, high)
                 _screen(
                     values, shares, weighted, rows, divisor, inverse, low, high, kind, normal,
                     part, errors, at,
@@ -112,20 +123,35 @@ def optimal(
                 table, ids, errors, error_bits, begin, end, above, below, width, is_open
             )) * (1.0 + blur) + _BLUR * norm
             least = min(least, math.sqrt(best[0] * unit))
-            widest = 2.0 ** (cells - 24) * (norm + least) if cells else 0.0
             limit = least * (1.0 + blur) + _BLUR * norm
+            bar = _bits(limit)
+            if cells:
+                bar = _bits(limit + 2.0 ** (cells - 24) * (norm + least))
+            if is_coarse:
+                bar = _INF
             following = end
             for i in range(begin, end):
-                if np.float64(errors[i]) > (limit + widest) * (limit + widest):
+                if np.int32(error_bits[i]) > bar:
                     continue
                 scale = np.float32(table[ids[i]])
                 left, right = scale, scale
+                if is_coarse:
+                    first_id, last_id = start + i * stride, min(start + (i + 1) * stride, stop) - 1
+                    left, right = np.float32(table[first_id]), np.float32(table[last_id])
                 if cells:
-                    left, right = _edges(scale, cells)
-                    ratio = np.float64(scale) / np.float64(left) - 1.0
+                    left, right = _edges(left, cells)[0], _edges(right, cells)[1]
+                if cells or is_coarse:
+                    middle = np.float64(scale)
+                    ratio = max(middle / np.float64(left) - 1.0, 1.0 - middle / np.float64(right))
                     bound = limit + ratio * (norm + least)
                     if np.float64(errors[i]) > bound * bound:
                         continue
+                if is_coarse:
+                    for number in range(first_id, last_id + 1):
+                        if following < room:
+                            ids[following], ends[following] = np.int32(number), ends[i]
+                        following += 1
+                    continue
                 w = np.int64(ends[i])
                 if is_open:
                     w = _window(above, below, left, width)
@@ -169,15 +195,15 @@ def _load(
     values: Pointer,
     weights: Pointer,
     shares: Pointer,
+    value_bits: Pointer,
+    lanes: Pointer,
 ) -> tuple[np.float32, np.float32, float, float, bool]:
     """A group, padded, with its weights, also relative to the largest one; returns the largest -x
     and x of positive weight, the sum of w x^2, 1 / the largest weight, and whether float32
     screening holds for all of it."""
-    for i in range(n, rows):
-        values[i] = np.float32(0)
-        weights[i] = np.float32(0)
-        shares[i] = np.float32(0)
-    heaviest, largest, is_finite = np.float32(1), np.float32(0), True
+    for i in range(n):
+        values[i] = x[at + i]
+    heaviest = np.float32(1)
     if weighted:
         heaviest = np.float32(0)
         for i in range(n):
@@ -185,25 +211,43 @@ def _load(
             weights[i] = w
             heaviest = w if w > heaviest else heaviest
     unit = 1.0 / np.float64(heaviest) if heaviest > np.float32(0) else 0.0
-    below, above, square = np.float32(0), np.float32(0), 0.0
-    for i in range(n):
-        v = np.float32(x[at + i])
-        values[i] = v
-        size = np.float32(np.abs(v))
-        is_finite = is_finite and size <= _LARGEST
-        largest = size if size > largest else largest
-        share = np.float32(1)
-        if weighted:
+    low, high, largest = np.int32(0), np.int32(0), np.int32(0)
+    fits = True
+    if weighted:
+        for i in range(n):
             share = np.float32(np.float64(weights[i]) * unit)
-        shares[i] = share
-        if share > np.float32(0):
-            below = np.float32(-v) if -v > below else below
-            above = v if v > above else above
-            square += np.float64(share) * np.float64(v) * np.float64(v)
-        elif weighted and weights[i] > np.float32(0):
-            is_finite = False
+            shares[i] = share
+            bits = np.int32(value_bits[i])
+            size = np.int32(bits & _MAGNITUDE)
+            largest = size if size > largest else largest
+            if share > np.float32(0):
+                high = bits if bits > high else high
+                negative = np.int32(bits ^ _SIGN)
+                low = negative if negative > low else low
+            fits = fits and (share > np.float32(0) or weights[i] == np.float32(0))
+    else:
+        for i in range(n):
+            bits = np.int32(value_bits[i])
+            high = bits if bits > high else high
+            negative = np.int32(bits ^ _SIGN)
+            low = negative if negative > low else low
+        largest = high if high > low else low
+    for lane in range(LANES):
+        lanes[lane] = 0.0
+    for row in range(0, rows, LANES):
+        for lane in range(LANES):
+            v = np.float64(values[row + lane])
+            lanes[lane] += np.float64(shares[row + lane]) * (v * v)
+    width = LANES // 2
+    while width:
+        for lane in range(width):
+            lanes[lane] += lanes[width + lane]
+        width //= 2
+    square = np.float64(lanes[0])
+    below, above = np.int32(low).view(np.float32), np.int32(high).view(np.float32)
     absmax = below if below > above else above
-    fits = is_finite and (largest == np.float32(0) or absmax >= _SMALLEST)
+    fits = fits and np.int32(largest).view(np.float32) <= _LARGEST
+    fits = fits and (largest == 0 or absmax >= _SMALLEST)
     fits = fits and square >= 2.0**-40 * np.float64(absmax) * np.float64(absmax)
     return below, above, square, unit, fits
 
@@ -229,11 +273,8 @@ def _between(
     below: np.float32,
     a: np.float32,
     b: np.float32,
-    room: int,
-    ids: Pointer,
-    ends: Pointer,
-) -> int:
-    """List the numbers of the table between scales.bounds.bounds(); returns how many."""
+) -> tuple[int, int]:
+    """The numbers of the table, from one to before another, between scales.bounds.bounds()."""
     least, most = np.float64(below), np.float64(above)
     if width:
         low = (np.float64(a) + np.float64(b)) / np.float64(width)
@@ -245,25 +286,55 @@ def _between(
     high = min(max(high, numbers[8]), all_zero)
     first = max(min(_search(table, size, low / _SLACK), size) - 1, 0)
     last = min(max(_search(table, size, high * _SLACK), first) + 1, size)
-    if last - first > room:
+    return first, last
+
+
+@inlined
+def _stride(table: Pointer, start: int, stop: int, error: float) -> int:
+    """Of how many numbers one is screened first: so many that the others cannot be much better."""
+    spacing = np.float64(table[min(start + 1, stop - 1)]) / np.float64(table[start]) - 1.0
+    wanted = -(-(stop - start) // WIDTH)
+    useful = 0.5 * error / spacing if spacing > 0.0 else 1.0
+    return max(1, min(wanted, np.int64(min(useful, 1e6))))
+
+
+@inlined
+def _list(
+    start: int, stop: int, stride: int, window: np.int32, room: int, ids: Pointer, ends: Pointer
+) -> int:
+    """List the numbers in the middle of every `stride` ones; returns how many."""
+    count = -(-(stop - start) // stride)
+    if count > room:
         return room + 1
-    for i in range(last - first):
-        ids[i] = np.int32(first + i)
-        ends[i] = np.int32(_UNCLIPPED if width else w)
-    return last - first
+    for i in range(count):
+        ids[i] = np.int32(min(start + i * stride + stride // 2, stop - 1))
+        ends[i] = window
+    return count
+
+
+@inlined
+def _bits(root: float) -> np.int32:
+    """The bits of a float32 number of at least root^2."""
+    return np.int32(np.int32(np.float32(root * root).view(np.int32)) + np.int32(1))
 
 
 @inlined
 def _search(table: Pointer, size: int, value: float) -> int:
     """How many numbers are below a value."""
-    low, high = 0, size
-    while low < high:
-        middle = (low + high) // 2
-        if np.float64(table[middle]) < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    base, left = 0, size
+    while left > 1:
+        half = left // 2
+        base = base + half if np.float64(table[base + half - 1]) < value else base
+        left -= half
+    return base + 1 if np.float64(table[base]) < value else base
+
+
+@inlined
+def _pad(ids: Pointer, ends: Pointer, end: int) -> None:
+    """Repeat the last candidate as often as the last WIDTH may want."""
+    number, window = ids[end - 1], ends[end - 1]
+    for c in range(WIDTH):
+        ids[end + c], ends[end + c] = number, window
 
 
 @inlined
@@ -274,18 +345,24 @@ def _fill(
     ids: Pointer,
     ends: Pointer,
     at: int,
-    end: int,
     divisor: Pointer,
     inverse: Pointer,
     low: Pointer,
     high: Pointer,
 ) -> None:
-    """The next WIDTH candidates, the last one again where there are fewer."""
+    """WIDTH candidates from number `at` on."""
     for c in range(WIDTH):
-        i = min(at + c, end - 1)
-        scale = np.float32(table[ids[i]])
-        divisor[c], inverse[c] = scale, np.float32(np.float32(1) / scale)
-        low[c], high[c] = _ends(numbers, width, np.int64(ends[i]))
+        divisor[c] = table[ids[at + c]]
+    for c in range(WIDTH):
+        inverse[c] = np.float32(np.float32(1) / np.float32(divisor[c]))
+    first, last = _ends(numbers, width, np.int64(ends[at]))
+    if width and ends[at] != _UNCLIPPED:
+        for c in range(WIDTH):
+            low[c] = np.float32(-ends[at + c])
+            high[c] = np.float32(np.int32(width) - np.int32(ends[at + c]))
+    else:
+        for c in range(WIDTH):
+            low[c], high[c] = first, last
 
 
 @inlined

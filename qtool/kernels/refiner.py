@@ -33,6 +33,7 @@ def refine(
     rows = -(-n // LANES) * LANES
     given = values if weights is None else weights
     floats, lanes, doubles = np.zeros((3, rows), np.float32), np.zeros(LANES), np.zeros(3)
+    floats[2, :n] = 1
     small = np.zeros((6, WIDTH), np.float32)
     lists, errors = np.zeros((2, _ROOM + WIDTH), np.int32), np.zeros(_ROOM + WIDTH, np.int32)
     events = np.zeros(3 * EVENTS)
@@ -42,7 +43,8 @@ def refine(
         address(values, "f4"), address(given, "f4"), int(weights is not None), groups, n,
         address(table, "f4"), table.size, cells, address(numbers, "f8"), int(numbers[5] != 0), width,
         mantissa, (127 + emin) << 23, address(scales, "f4"), address(windows, "i4"),
-        address(done, "u1"), *(address(row, "f4") for row in floats), address(lanes, "f8"),
+        address(done, "u1"), *(address(row, "f4") for row in floats),
+        address(floats[0].view(np.int32), "i4"), address(lanes, "f8"),
         address(small[5], "f4"), address(doubles, "f8"),
         *(address(row, "f4") for row in small[:5]), *(address(row, "i4") for row in lists),
         address(errors.view(np.float32), "f4"), address(errors, "i4"), _ROOM,

@@ -6,6 +6,8 @@ or negative for integers; emin: bits of its smallest normal number as float32.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from qtool.kernels import CHUNK, LANES, WIDTH
@@ -133,40 +135,49 @@ def exact(
 
 
 @inlined
-def clipping(
-    x: Pointer, weights: Pointer, n: int, sign: np.float32, end: np.float32, lanes: Pointer
+def _clipping(
+    x: Pointer, shares: Pointer, n: int, sign: np.float32, end: np.float32, sums: Pointer
 ) -> float:
     """sum of w max(0, sign * x - end)^2, in float32."""
     for lane in range(LANES):
-        lanes[lane] = np.float32(0)
+        sums[lane] = np.float32(0)
     for row in range(0, n, LANES):
         for lane in range(LANES):
             over = np.float32(np.float32(x[row + lane] * sign) - end)
             over = over if over > np.float32(0) else np.float32(0)
-            square = np.float32(np.float32(over * over) * weights[row + lane])
-            lanes[lane] = np.float32(lanes[lane] + square)
-    total = 0.0
-    for lane in range(LANES):
-        total += np.float64(lanes[lane])
-    return total
+            square = np.float32(np.float32(over * over) * shares[row + lane])
+            sums[lane] = np.float32(sums[lane] + square)
+    width = LANES // 2
+    while width:
+        for lane in range(width):
+            sums[lane] = np.float32(sums[lane] + sums[width + lane])
+        width //= 2
+    return np.float64(sums[0])
 
 
 @inlined
 def reach(
     x: Pointer,
-    weights: Pointer,
+    shares: Pointer,
+    weighted: int,
     n: int,
     sign: np.float32,
     top: np.float32,
     error: float,
-    lanes: Pointer,
+    sums: Pointer,
 ) -> np.float32:
-    """Where codes end that clip values by more than the error; see scales.squares.reach()."""
-    limit = error * (1.001 + 1e-8 * n)
+    """Where codes end that clip values by more than the error; see scales.squares.reach().
+
+    The largest value alone, of weight 1, says about as much of a short group.
+    """
     outside, inside = np.float32(0), top
-    for _ in range(6):
+    if not weighted:
+        alone = np.float64(top) - math.sqrt(error) * (1.0 + 2.0**-20)
+        outside = np.float32(max(alone, 0.0) * (1.0 - 2.0**-20))
+    limit = error * (1.001 + 1e-8 * n)
+    for _ in range(6 if weighted or n > 128 else 0):
         middle = np.float32(np.float32(outside + inside) * np.float32(0.5))
-        if clipping(x, weights, n, sign, middle, lanes) > limit:
+        if _clipping(x, shares, n, sign, middle, sums) > limit:
             outside = middle
         else:
             inside = middle
