@@ -35,6 +35,7 @@ def optimal(
     n: int,
     table: Pointer,
     size: int,
+    binades: Pointer,
     cells: int,
     numbers: Pointer,
     mirrors: int,
@@ -74,6 +75,7 @@ def optimal(
     kind, normal = np.int32(mantissa), np.int32(emin)
     rows = -(-n // LANES) * LANES
     blur = 2.0**-23 * (8 + min(n, TOGETHER) + n // TOGETHER)
+    cell = 1.0 / np.float64(1 << (24 - cells))
     for g in range(groups):
         below, above, square, unit, fits = _load(
             x, given, weighted, g * n, n, rows, values, weights, shares, value_bits, lanes
@@ -96,7 +98,7 @@ def optimal(
                 a = reach(values, shares, weighted, rows, np.float32(1), above, error, sums)
                 b = reach(values, shares, weighted, rows, np.float32(-1), below, error, sums)
                 start, stop = _between(
-                    table, size, numbers, width, stage, above, below, a, b
+                    table, size, binades, numbers, width, stage, above, below, a, b
                 )
                 stride = _stride(table, start, stop, math.sqrt(error) / norm)
                 window = np.int32(_UNCLIPPED if width else stage)
@@ -125,10 +127,10 @@ def optimal(
             least = min(least, math.sqrt(best[0] * unit))
             limit = least * (1.0 + blur) + _BLUR * norm
             bar = _bits(limit)
-            if cells:
-                bar = _bits(limit + 2.0 ** (cells - 24) * (norm + least))
             if is_coarse:
-                bar = _INF
+                bar = _bits(limit + _widest(table, start, stop, stride, cells) * (norm + least))
+            elif cells:
+                bar = _bits(limit + cell * (norm + least))
             following = end
             for i in range(begin, end):
                 if np.int32(error_bits[i]) > bar:
@@ -266,6 +268,7 @@ def _ends(numbers: Pointer, width: int, w: int) -> tuple[np.float32, np.float32]
 def _between(
     table: Pointer,
     size: int,
+    binades: Pointer,
     numbers: Pointer,
     width: int,
     w: int,
@@ -284,18 +287,36 @@ def _between(
         high = max(least / numbers[4 * w + 2], most / numbers[4 * w + 3])
     all_zero = 2.0 * max(least, most) / numbers[9]
     high = min(max(high, numbers[8]), all_zero)
-    first = max(min(_search(table, size, low / _SLACK), size) - 1, 0)
-    last = min(max(_search(table, size, high * _SLACK), first) + 1, size)
+    first = max(min(_search(table, binades, low / _SLACK), size) - 1, 0)
+    last = min(max(_search(table, binades, high * _SLACK), first) + 1, size)
     return first, last
 
 
 @inlined
 def _stride(table: Pointer, start: int, stop: int, error: float) -> int:
     """Of how many numbers one is screened first: so many that the others cannot be much better."""
-    spacing = np.float64(table[min(start + 1, stop - 1)]) / np.float64(table[start]) - 1.0
+    spacing = _spacing(table, start, stop)
     wanted = -(-(stop - start) // WIDTH)
     useful = 0.5 * error / spacing if spacing > 0.0 else 1.0
     return max(1, min(wanted, np.int64(min(useful, 1e6))))
+
+
+@inlined
+def _spacing(table: Pointer, start: int, stop: int) -> float:
+    """Between the first two numbers, relative to the first; that of others is at most twice as
+    large."""
+    return np.float64(table[min(start + 1, stop - 1)]) / np.float64(table[start]) - 1.0
+
+
+@inlined
+def _widest(table: Pointer, start: int, stop: int, stride: int, cells: int) -> float:
+    """How far, relatively, numbers can be from the one in the middle of `stride` of them.
+
+    (1 + y)^h < 1 + h y + (h y)^2 for h y < 1.
+    """
+    steps = 0.5 * stride + (0.5 if cells else 0.0)
+    reach = 2.01 * _spacing(table, start, stop) * steps
+    return reach + reach * reach if reach < 1.0 else 1e9
 
 
 @inlined
@@ -319,14 +340,16 @@ def _bits(root: float) -> np.int32:
 
 
 @inlined
-def _search(table: Pointer, size: int, value: float) -> int:
-    """How many numbers are below a value."""
-    base, left = 0, size
-    while left > 1:
-        half = left // 2
-        base = base + half if np.float64(table[base + half - 1]) < value else base
+def _search(table: Pointer, binades: Pointer, value: float) -> int:
+    """How many numbers are below a value. binades: how many are below 2^(e - 127), for all e."""
+    exponent = np.int32(np.float32(value).view(np.int32)) >> np.int32(23)
+    base, left = np.int64(binades[exponent]), np.int64(binades[exponent + 1])
+    left -= base
+    while left > 0:
+        half = (left + 1) // 2
+        base += half * np.int64(np.float64(table[base + half - 1]) < value)
         left -= half
-    return base + 1 if np.float64(table[base]) < value else base
+    return base
 
 
 @inlined

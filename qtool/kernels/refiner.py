@@ -37,11 +37,13 @@ def refine(
     small = np.zeros((6, WIDTH), np.float32)
     lists, errors = np.zeros((2, _ROOM + WIDTH), np.int32), np.zeros(_ROOM + WIDTH, np.int32)
     events = np.zeros(3 * EVENTS)
+    powers = np.arange(256, dtype=np.int32) << 23
+    binades = np.searchsorted(table.view(np.int32), powers).astype(np.int32)
     near = np.zeros((2 * AROUND + 1) * (EVENTS + 1) + 1, np.float32)
     mantissa, emin = format
     _optimal(
         address(values, "f4"), address(given, "f4"), int(weights is not None), groups, n,
-        address(table, "f4"), table.size, cells, address(numbers, "f8"), int(numbers[5] != 0), width,
+        address(table, "f4"), table.size, address(binades, "i4"), cells, address(numbers, "f8"), int(numbers[5] != 0), width,
         mantissa, (127 + emin) << 23, address(scales, "f4"), address(windows, "i4"),
         address(done, "u1"), *(address(row, "f4") for row in floats),
         address(floats[0].view(np.int32), "i4"), address(lanes, "f8"),
