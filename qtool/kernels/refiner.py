@@ -24,9 +24,10 @@ def refine(
 ) -> Array:
     """Put the best scales and windows in place of the given ones; returns where that is done.
 
-    values, weights: float32 (G, n). scales: float32 (G,) > 0, times the global scale; windows: int32
-    (G,). table, cells, numbers, width: see optimal(), whose window 1 is there where numbers[5] is
-    not 0. format: mantissa bits, -1 for integers, and exponent of the smallest normal number.
+    values, weights: float32 (G, n). scales: float32 (G,) > 0, times the global scale; windows:
+    int32 (G,). table, cells, numbers, width: see optimal(), whose window 1 is there where
+    numbers[5] is not 0. format: mantissa bits, -1 for integers, and exponent of the smallest
+    normal number.
     """
     groups, n = values.shape
     done = np.zeros(groups, np.uint8)
@@ -43,8 +44,9 @@ def refine(
     mantissa, emin = format
     _optimal(
         address(values, "f4"), address(given, "f4"), int(weights is not None), groups, n,
-        address(table, "f4"), table.size, address(binades, "i4"), cells, address(numbers, "f8"), int(numbers[5] != 0), width,
-        mantissa, (127 + emin) << 23, address(scales, "f4"), address(windows, "i4"),
+        address(table, "f4"), table.size, address(binades, "i4"), cells, address(numbers, "f8"),
+        int(numbers[5] != 0), width, mantissa, (127 + emin) << 23, address(scales, "f4"),
+        address(windows, "i4"),
         address(done, "u1"), *(address(row, "f4") for row in floats),
         address(floats[0].view(np.int32), "i4"), address(lanes, "f8"),
         address(small[5], "f4"), address(doubles, "f8"),

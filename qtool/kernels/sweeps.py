@@ -30,8 +30,8 @@ def sweep(
 ) -> int:
     """Candidates in [left, right] into out, and their number; -1 where breakpoints are too many.
 
-    square: sum of w x^2; least: the least error known. events: places, in units of left, and steps of
-    a and b, of the breakpoints from right to left.
+    square: sum of w x^2; least: the least error known. events: places, in units of left, and steps
+    of a and b, of the breakpoints from right to left.
     """
     unit = np.float64(left) * np.float64(left) / square
     a, b, count = 0.0, 0.0, 0
@@ -55,7 +55,8 @@ def sweep(
             _insert(events, count, place, share * quotient * (k1 - k), share * (k1 * k1 - k * k))
             count += 1
             code = after
-    found, start = 0, np.float64(right) / np.float64(left)
+    found = 0
+    start: float = np.float64(right) / np.float64(left)
     for i in range(count + 1):
         end = events[3 * i] if i < count else 1.0
         t = a / b if b > 0.0 else 0.0

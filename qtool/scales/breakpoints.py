@@ -10,16 +10,17 @@ other, r = |c / s - 1| and k the codes at s,
 (codes of a window are the nearest ones), so that a cell with sqrt(E(c)) > e + r (||x|| + e) has no
 error below e^2. Asymmetric: first without a window's ends, then window by window.
 
-Sweeps. In the cells that are left, breakpoints are sorted and A and B followed from the cell's right
-end to its left one. Of an interval between breakpoints, the best float32 numbers are the
+Sweeps. In the cells that are left, breakpoints are sorted and A and B followed from the cell's
+right end to its left one. Of an interval between breakpoints, the best float32 numbers are the
 neighbours of the parabola's minimum in it, or those of an end; codes are as in real arithmetic
 except within two float32 numbers of a breakpoint. So the eight float32 numbers around the minimum
 are candidates, wherever the minimum is below the least error known, and these get their real codes.
 
 Errors are within 1e-12 of the least one; of scales on one parabola, float64 sums may tell no more.
 
-Cost: elements times cells, 10 ns each: 128 per octave for types of up to 4 bits, 512 for longer float
-and 1024 for longer integer types; then 1 us per breakpoint in the cells that are left. Asymmetric, 2 to 10 times that.
+Cost: elements times cells, 10 ns each: 128 per octave for types of up to 4 bits, 512 for longer
+float and 1024 for longer integer types; then 1 us per breakpoint in the cells that are left.
+Asymmetric, 2 to 10 times that.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def sweep(groups: Groups, best: Best) -> None:
     if groups.is_huge.any():
         _offer_limits(groups, best)
     if not grid.shifts:
-        for window in range(grid.count):
-            _search(groups, best, *_cells(groups, best, window), window)
+        for number in range(grid.count):
+            _search(groups, best, *_cells(groups, best, number), number)
         return
     which, cell = _cells(groups, best, UNCLIPPED)
     near = _promising(groups, best, which, cell, UNCLIPPED)
@@ -77,15 +78,17 @@ def _offer_limits(groups: Groups, best: Best) -> None:
 def _around(scale: Array) -> Array:
     """The float32 numbers around each one."""
     bits = scale.view(np.int32)[:, None] + _AROUND
-    return np.clip(bits, 1, _LARGEST).reshape(-1).view(np.float32)
+    return np.asarray(np.clip(bits, 1, _LARGEST).reshape(-1).view(np.float32))
 
 
 def _cells(groups: Groups, best: Best, window: int) -> tuple[Array, Array]:
     """All cells between the bounds: numbers of groups and of cells."""
     shift = cell_bits(groups.grid)
     low, high = bounds(groups, best, window, _UNHALVED)
-    first, last = (np.minimum(end, ops.FLOAT32.qmax).astype(np.float32) for end in (low, high))
-    first, last = first.view(np.int32) >> shift, last.view(np.int32) >> shift
+    first, last = (
+        np.minimum(end, ops.FLOAT32.qmax).astype(np.float32).view(np.int32) >> shift
+        for end in (low, high)
+    )
     which, number = spread(np.where(high > 0, np.maximum(last - first, 0) + 1, 0))
     return which, (first[which] + number).astype(np.int32)
 
@@ -110,9 +113,7 @@ def _edges(cell: Array, grid: Grid) -> tuple[Array, Array]:
     return left.view(np.float32), right.view(np.float32)
 
 
-def _promising(
-    groups: Groups, best: Best, which: Array, cell: Array, window: Array | int
-) -> Array:
+def _promising(groups: Groups, best: Best, which: Array, cell: Array, window: Array | int) -> Array:
     """Which cells may have an error below the best one, after offering the middle of all."""
     middle = middles(cell, groups.grid)
     error = groups.errors(which, middle, window)
@@ -194,7 +195,7 @@ def _running(steps: Array, pair: Array) -> Array:
     """Sums of the steps of every pair so far."""
     total = np.cumsum(steps)
     first = np.flatnonzero(np.diff(pair, prepend=-1))
-    return total - (total - steps)[first][pair]
+    return np.asarray(total - (total - steps)[first][pair])
 
 
 class _Levels:

@@ -25,8 +25,8 @@ the smallest positive code, all codes are 0, which no smaller scale makes worse.
 Too small. Clipping alone costs sum of max(0, x - high s)^2 and the same below, which grows as s
 falls: where either exceeds an error that is known, s and w are out. Asymmetric: with a and b the
 smallest reach of the codes above and below 0 that does not, high s >= a and -low s >= b, so
-width s >= a + b. Also E(s, w) >= E(s, no ends), which rules out s for all zero points at once; where
-no x is clipped they are equal.
+width s >= a + b. Also E(s, w) >= E(s, no ends), which rules out s for all zero points at once;
+where no x is clipped they are equal.
 
 Scales under which a value would come back infinite (see ranges) are no candidates. Float32
 scales are too many: see breakpoints.py.

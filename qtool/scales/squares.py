@@ -29,8 +29,8 @@ class Grid:
     """The codes of a type less its zero point: numbers from lows[w] to highs[w] in window w.
 
     symmetric: one window, and with spec.negative_scale its mirror image, the codes of -s, where
-    that is another one and can be stored. asymmetric: window w has the zero point qmin + w. The last one, number
-    UNCLIPPED, is wider than any. smallest: positive number.
+    that is another one and can be stored. asymmetric: window w has the zero point qmin + w.
+    The last one, number UNCLIPPED, is wider than any. smallest: positive number.
     """
 
     def __init__(self, spec: QuantSpec, storage: DType) -> None:
@@ -45,7 +45,9 @@ class Grid:
             lows = np.array([lows[0], -lows[0] - self.width])
         self.lows, self.highs = np.append(lows, -_FAR), np.append(lows + self.width, _FAR)
         self.count = lows.size
-        self.smallest = 1.0 if self.dtype.is_integer else float(self.dtype.limits.smallest_subnormal)
+        self.smallest = (
+            1.0 if self.dtype.is_integer else float(self.dtype.limits.smallest_subnormal)
+        )
 
     def rounded(self, quotient: Array) -> Array:
         """float32 quotients as float64 numbers of the grid continued without end."""
@@ -59,7 +61,6 @@ class Grid:
             return float(np.floor(last / 2)) + 0.5
         step = 2.0 ** (np.floor(np.log2(last / 2)) - self.dtype.limits.nmant)
         return last / 2 + float(step) / 2
-
 
     @property
     def form(self) -> tuple[int, int]:
@@ -87,9 +88,7 @@ class Groups:
     is_huge: whether values may come back larger than `limit`, see ranges.largest().
     """
 
-    def __init__(
-        self, values: Array, weights: Array | None, grid: Grid, storage: DType
-    ) -> None:
+    def __init__(self, values: Array, weights: Array | None, grid: Grid, storage: DType) -> None:
         padding = ((0, -values.shape[1] % LANES), (0, 0))
         self.grid = grid
         self.x = np.pad(np.where(np.isfinite(values), values, np.float32(0)).T, padding)
