@@ -11,3 +11,9 @@ LANES = 16
 
 # Elements of which a kernel keeps everything in a core's L1 cache.
 PART = 1024
+
+# Scales that are screened at once, breakpoints that one sweep may have, and candidates on either
+# side of a minimum, for optimal scales.
+WIDTH = 64
+EVENTS = 2048
+AROUND = 4

@@ -37,6 +37,11 @@ SIGNATURES: dict[str, tuple[str, str]] = {
     "divide": ("quotients", "f4* i d f8* i8* f4*"),
     "quantize": ("tiles", f"{_CODES} f8* i8* i4* f8* f8* f4* f4* f4* f4* f4* u2* u4* u8* i4*"),
     "encode": ("tiles", f"{_CODES} f4* f4* f4* u2* u4* u8* i8*"),
+    "optimal": (
+        "optimal",
+        "f4* f4* i i i f4* i i4* i f8* i i i i f4* i4* u1* f4* f4* f4* i4* f8* f4* f8* f4* f4* f4* "
+        "f4* f4* i4* i4* f4* i4* i f8* f4*",
+    ),
     "dequantize": ("decode", "u1* u2* i i i i f4* i f4* f4* i i8* i f4* f4* f4* u2*"),
     "search": (
         "search",
@@ -53,7 +58,7 @@ _unused = ctypes.create_string_buffer(8)
 _SCALARS = {"i": ctypes.c_int64, "d": ctypes.c_double}
 
 # What compiled code may call: all that a processor without such instructions needs.
-_PLAIN = {"memcpy", "memset", "rint", "rintf"}
+_PLAIN = {"memcpy", "memset", "rint", "rintf", "sqrt"}
 
 
 class Kernel:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import ops
+from qtool.dtypes import DType
 from qtool.scales import entropy
 from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec, Shape, Tiled
 
@@ -39,6 +40,14 @@ def ranges(x: Array, spec: QuantSpec) -> tuple[Array, Array]:
         some = _expanded(some, x.shape, spec.granularity)
         x = np.where(finite, x, np.where(some, np.nan, 0.0))
     return _percentiles(x, spec, spec.percentile, low, high)
+
+
+def largest(bound: Array, storage: DType) -> Array:
+    """What values of groups with that largest magnitude may come back as, float64: the largest
+    finite float32, or value of a 16-bit type of the scale's own that holds the group."""
+    top = ops.FLOAT32.qmax
+    own = min(storage.qmax, top) if storage.bits == 16 else top
+    return np.where(bound <= own, own, top)
 
 
 def _percentiles(

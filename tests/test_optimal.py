@@ -1,0 +1,355 @@
+"""The optimal scale against every scale that can be stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+from numpy.typing import NDArray
+
+from qtool import scales
+from qtool.dtypes import DTYPES
+from qtool.errors import SpecError
+from qtool.scales import optimal
+from qtool.spec import Blocked, PerTensor, QuantSpec
+
+Array = NDArray[Any]
+
+SIZE = 9
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def kinds() -> dict[str, Array]:
+    """Blocks of SIZE elements, a few of every kind."""
+    random = np.random.default_rng(5)
+    normal = random.standard_normal((12, SIZE))
+    outlier = normal * 0.01
+    outlier[:, 3] = random.choice([-1, 1], 12)
+    one_sided = np.abs(normal)
+    one_sided[6:] *= -1
+    return {
+        "normal": normal,
+        "heavy tails": random.standard_t(1.5, (12, SIZE)),
+        "ties": random.integers(-15, 16, (12, SIZE)) / 2,
+        "halves of one": random.integers(-30, 31, (12, SIZE)) * 0.05,
+        "single outlier": outlier,
+        "one side": one_sided,
+        "constant": np.repeat(random.standard_normal((6, 1)), SIZE, axis=1),
+        "two values": random.choice([-1.0, 0.37], (6, SIZE)),
+        "one element": np.eye(SIZE)[:6] * random.standard_normal((6, 1)),
+        "extra code": np.concatenate(
+            [normal[:6, :-1], -np.abs(normal[:6]).max(1)[:, None] * 1.2], 1
+        ),
+        "wide": normal * np.exp(random.normal(size=(12, SIZE)) * 4),
+        "small": normal[:6] * 1e-6,
+        "subnormal": random.integers(-40, 41, (8, SIZE)) * 2.0**-149,
+        "almost subnormal": normal[:6] * 1e-38,
+        "large": normal[:6] * 3e4,
+        "huge": np.clip(random.uniform(-1.2, 1.2, (8, SIZE)) * LARGEST, -LARGEST, LARGEST),
+        "zeros": np.zeros((2, SIZE)),
+    }
+
+
+KINDS = {name: values.astype(np.float32) for name, values in kinds().items()}
+BLOCKS = np.concatenate(list(KINDS.values()))
+
+
+def windows(spec: QuantSpec, storage: str) -> list[tuple[int, float, float]]:
+    """Sign of the scale, lowest and highest code less the zero point, in order of preference."""
+    low, high = (float(v) for v in TARGETS[spec.dtype.name])
+    low += spec.narrow_range
+    if not spec.symmetric:
+        width = int(high - low)
+        return [(1, -w, width - w) for w in range(width + 1)]
+    if spec.dtype.kind == "uint":
+        middle = (high + 1) / 2
+        low, high = low - middle, high - middle
+    mirrors = spec.negative_scale and spec.dtype.is_integer and storage != "float8e8m0"
+    signs = (1, -1) if mirrors else (1,)
+    return [(sign, low, high) for sign in signs]
+
+
+TARGETS: dict[str, tuple[Any, Any]] = dict(oracle.INTEGERS)
+TARGETS |= {name: (-f.largest, f.largest) for name, f in oracle.FORMATS.items()
+            if name in oracle.EXPONENT_BITS}  # fmt: skip
+
+
+def rounded(quotient: Array, spec: QuantSpec) -> Array:
+    """float32 quotients as codes without ends (of float types: with)."""
+    if spec.dtype.is_integer:
+        return np.rint(quotient).astype(np.float64)
+    last = np.float32(TARGETS[spec.dtype.name][1])
+    return np.clip(quotient, -last, last).astype(spec.dtype.numpy).astype(np.float64)
+
+
+def squares(
+    x: Array, scale: Array, spec: QuantSpec, ends: tuple[int, float, float], storage: str,
+    weights: Array | None = None,
+) -> Array:  # fmt: skip
+    """The error of one block under positive float32 scales; Inf where values come back infinite."""
+    sign, low, high = ends
+    divisor, error, largest = sign * scale, np.zeros(scale.size), np.zeros(scale.size)
+    for number, value in enumerate(x):
+        with np.errstate(over="ignore", under="ignore"):
+            estimate = rounded(value / divisor, spec)
+        np.clip(estimate, low, high, out=estimate)
+        estimate *= divisor
+        np.maximum(largest, np.abs(estimate), out=largest)
+        estimate -= value
+        estimate *= estimate
+        error += estimate if weights is None else estimate * float(weights[number])
+    own = {"float16": 65504.0, "bfloat16": float(255 * 2.0**120)}.get(storage, LARGEST)
+    error[largest > (own if np.abs(x).max() <= own else LARGEST)] = np.inf
+    return error
+
+
+def storable(storage: str, over: float) -> Array:
+    """All positive values of a storage type, times the global scale."""
+    dtype = DTYPES[storage].numpy
+    codes = np.arange(1 << 8 * dtype.itemsize, dtype=f"u{dtype.itemsize}").view(dtype)
+    with np.errstate(invalid="ignore"):
+        values = codes.astype(np.float32)
+    return np.unique(values[(values > 0) & (values < np.inf)]) * np.float32(over)
+
+
+def stationary(
+    x: Array, spec: QuantSpec, ends: tuple[int, float, float], weights: Array | None
+) -> Array:
+    """float32 scales near every breakpoint and every minimum of a parabola between two."""
+    sign, low, high = ends
+    positive = np.arange(max(high, -low) + 1)
+    if not spec.dtype.is_integer:
+        positive = np.array(sorted({v for v, _ in oracle.CODES[spec.dtype.name] if v >= 0}))
+        positive = positive[positive <= high]
+    halves = (positive[1:] + positive[:-1]) / 2
+    breaks = np.unique(np.abs(x[x != 0]).astype(np.float64)[:, None] / halves)
+    middles = np.concatenate([breaks[:1] / 2, (breaks[1:] + breaks[:-1]) / 2])
+    quotient = x.astype(np.float64) / (sign * middles[:, None])
+    if spec.dtype.is_integer:
+        codes = np.rint(quotient)
+    else:
+        codes = np.sign(quotient) * positive[np.searchsorted(halves, np.abs(quotient))]
+    codes = np.clip(codes, low, high) * sign
+    weight = np.ones(x.size) if weights is None else weights.astype(np.float64)
+    square = (codes**2 * weight).sum(axis=1)
+    minima = (codes * x * weight).sum(axis=1)[square > 0] / square[square > 0]
+    with np.errstate(over="ignore", under="ignore"):
+        # and the largest scales with which codes come back finite
+        near = np.concatenate([breaks, minima[minima > 0], LARGEST / positive[1:]])
+        near = near.astype(np.float32)
+    bits = near.view(np.int32)[:, None] + np.arange(-3, 4, dtype=np.int32)
+    return np.unique(np.clip(bits, 1, 0x7F7FFFFF).view(np.float32))
+
+
+def brute_force(
+    x: Array, spec: QuantSpec, storage: str, over: float, weights: Array | None = None
+) -> float:
+    """The least error of a block."""
+    table = None if storage == "float32" else storable(storage, over)
+    return min(
+        squares(x, stationary(x, spec, ends, weights) if table is None else table, spec, ends,
+                storage, weights).min()
+        for ends in windows(spec, storage)
+    )  # fmt: skip
+
+
+def check(
+    blocks: Array, spec: QuantSpec, storage: str, over: float = 1.0, weights: Array | None = None
+) -> None:
+    """The error of refine()'s scale is the least, and the scale is one that can be stored."""
+    scale, zero = start(blocks, spec, storage, over)
+    found, zero_point = optimal.refine(blocks, scale, zero, spec, DTYPES[storage], over, weights)
+    assert found.dtype == DTYPES[storage].numpy
+    assert (zero_point is None) == (zero is None)
+    for number, x in enumerate(blocks):
+        weight = None if weights is None else weights[number]
+        if not x[slice(None) if weight is None else weight > 0].any():
+            assert found[number] == scale[number]
+            continue
+        ends = found_window(spec, storage, float(found[number]), zero_point, number)
+        divisor = np.abs(found[number : number + 1].astype(np.float32)) * np.float32(over)
+        error = squares(x, divisor, spec, ends, storage, weight)[0]
+        least = brute_force(x, spec, storage, over, weight)
+        assert error == pytest.approx(least, rel=1e-12, abs=0), (number, x)
+
+
+def found_window(
+    spec: QuantSpec, storage: str, scale: float, zero_point: Array | None, number: int
+) -> tuple[int, float, float]:
+    if spec.symmetric:
+        if zero_point is not None:
+            assert int(zero_point[number]) == 2 ** (spec.dtype.bits - 1)
+        return windows(spec, storage)[scale < 0]
+    assert zero_point is not None
+    return windows(spec, storage)[int(zero_point[number]) - int(spec.qmin)]
+
+
+def start(blocks: Array, spec: QuantSpec, storage: str, over: float) -> tuple[Array, Array | None]:
+    """absmax or minmax."""
+    scale, zero = scales.choose(blocks, spec, DTYPES[storage], over)
+    return scale.reshape(-1), None if zero is None else zero.reshape(-1)
+
+
+def a_spec(target: str, storage: str, **options: Any) -> QuantSpec:
+    return QuantSpec(target, Blocked(1, SIZE), scale_dtype=storage, **options)
+
+
+SYMMETRIC = [
+    *[(t, {"symmetric": True}) for t in ("int2", "uint2", "int4", "uint4", "int8", "uint8")],
+    *[(t, {"symmetric": True, "narrow_range": True}) for t in ("int2", "int4", "uint2")],
+    *[(t, {"symmetric": True, "negative_scale": True}) for t in ("int2", "int4", "uint4", "int8")],
+    *[(t, {}) for t in ("float4e2m1", "float6e2m3", "float6e3m2", "float8e4m3fn",
+                        "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz")],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "storage", ["float8e4m3fn", "float8e8m0", "float16", "bfloat16", "float32"]
+)
+@pytest.mark.parametrize(("target", "options"), SYMMETRIC, ids=str)
+def test_symmetric(target: str, options: dict[str, Any], storage: str) -> None:
+    step = {"float16": 17, "bfloat16": 17, "float32": 3}.get(storage, 1)
+    check(BLOCKS[::step], a_spec(target, storage, **options), storage)
+
+
+ASYMMETRIC = [
+    *[(t, s, 3) for t in ("int2", "uint4") for s in ("float8e4m3fn", "float32")],
+    *[(t, s, 29) for t in ("uint2", "int4", "uint4") for s in ("float16", "bfloat16")],
+    *[(t, s, 23) for t in ("int8", "uint8") for s in ("float8e4m3fn", "float8e8m0")],
+    ("uint8", "bfloat16", 97), ("int8", "float32", 71),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "storage", "step"), ASYMMETRIC, ids=str)
+def test_asymmetric(target: str, storage: str, step: int) -> None:
+    check(BLOCKS[::step], a_spec(target, storage, symmetric=False), storage)
+
+
+@pytest.mark.parametrize("storage", ["float8e4m3fn", "float16", "bfloat16"])
+@pytest.mark.parametrize("target", ["int16", "uint16"])
+def test_16_bits(target: str, storage: str) -> None:
+    check(BLOCKS[::11], a_spec(target, storage, symmetric=True), storage)
+
+
+@pytest.mark.parametrize("storage", ["float8e8m0", "float8e4m3fn"])
+def test_zero_points_of_16_bits(storage: str) -> None:
+    """Every scale with which not even unclipped codes are worse, with every zero point."""
+    spec = a_spec("int16", storage, symmetric=False)
+    for x in (KINDS["normal"][0], KINDS["single outlier"][1], KINDS["extra code"][2]):
+        scale, zero = start(x[None], spec, storage, 1.0)
+        scale, zero_point = optimal.refine(x[None], scale, zero, spec, DTYPES[storage])
+        assert zero_point is not None
+        low = -32768.0 - int(zero_point[0])
+        found = squares(x, scale.astype(np.float32), spec, (1, low, low + 65535), storage)[0]
+        lows = -np.arange(65536.0)
+        for s in storable(storage, 1.0):
+            codes = np.rint(x / s).astype(np.float64)
+            if ((x - codes * float(s)) ** 2).sum() < found:
+                clipped = np.clip(codes[:, None], lows, lows + 65535)
+                error = ((x[:, None] - clipped * float(s)) ** 2).sum(axis=0).min()
+                assert error > found * (1 - 1e-12)
+
+
+WEIGHTED = [
+    ("int4", "float8e4m3fn", {}), ("int4", "float32", {"negative_scale": True}),
+    ("uint4", "float8e4m3fn", {"symmetric": False}), ("uint4", "float32", {"symmetric": False}),
+    ("float4e2m1", "float32", {}), ("int8", "float8e4m3fn", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "storage", "options"), WEIGHTED, ids=str)
+def test_weighted(target: str, storage: str, options: dict[str, Any]) -> None:
+    random = np.random.default_rng(6)
+    blocks = BLOCKS[::4]
+    weights = random.exponential(size=blocks.shape) ** 3
+    weights[random.random(blocks.shape) < 0.2] = 0
+    weights[3] = 0
+    weights[4] *= 1e20
+    check(blocks, a_spec(target, storage, **options), storage, weights=weights.astype(np.float32))
+
+
+@pytest.mark.parametrize("target", ["float4e2m1", "int4"])
+@pytest.mark.parametrize("over", [2.0**-7, 2.0**3, 0.0123])
+def test_under_a_global_scale(target: str, over: float) -> None:
+    spec = a_spec(target, "float8e4m3fn", global_scale=True)
+    blocks = np.concatenate([KINDS[kind] for kind in ("normal", "wide", "ties", "one side")])
+    check(blocks * np.float32(over * 100), spec, "float8e4m3fn", float(np.float32(over)))
+
+
+def test_any_start_leads_to_the_same_scale() -> None:
+    spec = a_spec("int4", "bfloat16")
+    blocks = np.concatenate([KINDS[kind] for kind in ("normal", "heavy tails", "ties", "small")])
+    scale, _ = start(blocks, spec, "bfloat16", 1.0)
+    found, _ = optimal.refine(blocks, scale, None, spec, DTYPES["bfloat16"])
+    other = (scale.astype(np.float32) * 3).astype(scale.dtype)
+    again, _ = optimal.refine(blocks, other, None, spec, DTYPES["bfloat16"])
+    assert found.tobytes() == again.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "x", "scale", "zero_point"),
+    [
+        pytest.param("int4", {}, [0, 4, 0, 4], 1.0, None, id="4 in the codes up to 7"),
+        pytest.param("int4", {}, [0, -4, 0, 0], 0.5, None, id="-8 is a code"),
+        pytest.param("int4", {"negative_scale": True}, [0, 4], -0.5, None, id="and so is 8"),
+        pytest.param("int4", {"negative_scale": True}, [-4, 0], 0.5, None, id="positive"),
+        pytest.param("uint4", {"symmetric": False}, [0, 4, 8], 1.0, 0, id="first zero point"),
+        pytest.param("uint4", {"symmetric": False}, [-4, 0, 3], 0.5, 8, id="of one only"),
+    ],
+)
+def test_of_equal_errors_the_smallest_scale_and_the_first_zero_point(
+    target: str, options: dict[str, Any], x: list[float], scale: float, zero_point: int | None
+) -> None:
+    storage = DTYPES["float8e4m3fn" if "negative_scale" in options else "float8e8m0"]
+    spec = QuantSpec(target, Blocked(1, len(x)), scale_dtype=storage, **options)
+    values = np.array([x], np.float32)
+    first, zero = start(values, spec, storage.name, 1.0)
+    found, zeros = optimal.refine(values, first, zero, spec, storage)
+    assert found.astype(np.float64).tolist() == [scale]
+    assert (None if zeros is None else int(zeros[0])) == zero_point
+
+
+@pytest.mark.parametrize(
+    ("target", "storage", "options", "rule"),
+    [
+        ("int16", "float32", {}, "breakpoints"), ("uint16", "float32", {}, "breakpoints"),
+        ("uint8", "float16", {"semantics": "onednn"}, "zero points"),
+        ("int8", "float16", {"precision": "float16"}, "divides in float32"),
+        ("float8e5m2", "float16", {"saturate": False}, "saturates"),
+    ],
+)  # fmt: skip
+def test_refusals(target: str, storage: str, options: dict[str, Any], rule: str) -> None:
+    spec = QuantSpec(target, PerTensor(), scale_dtype=storage, **options)
+    with pytest.raises(SpecError, match=rule):
+        optimal.check(spec, DTYPES[storage])
+
+
+KERNEL = [
+    ("int4", {}), ("int4", {"negative_scale": True}), ("uint4", {"symmetric": False}),
+    ("int2", {"symmetric": False}), ("uint4", {"symmetric": True}), ("int8", {}),
+    ("uint8", {"symmetric": False}), ("float4e2m1", {}), ("float6e3m2", {}), ("float8e4m3fn", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("storage", ["float8e4m3fn", "float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(("target", "options"), KERNEL, ids=str)
+def test_the_kernel_gives_the_same_bits(target: str, options: dict[str, Any], storage: str) -> None:
+    random = np.random.default_rng(7)
+    is_slow = storage == "float16" or options.get("symmetric") is False
+    shapes = [(40, 32), (30, 5), (4, 130), (1, 300 if is_slow else 5000)]
+    blocks = BLOCKS[::2]
+    if storage == "float16":  # whose scales are all equally bad for the huge ones
+        blocks = blocks[np.abs(blocks).max(axis=1) < 1e30]
+    groups = [blocks, *[random.standard_t(4, shape) for shape in shapes]]
+    for number, block in enumerate(groups):
+        values = block.astype(np.float32)
+        weights = random.random(values.shape).astype(np.float32) if number % 2 else None
+        spec = QuantSpec(target, Blocked(1, values.shape[1]), scale_dtype=storage, **options)
+        first = start(values, spec, storage, 1.0)
+        plain = optimal.refine(values, *first, spec, DTYPES[storage], 1.0, weights)
+        fast = optimal.refine_compiled(values, *first, spec, DTYPES[storage], 1.0, weights)
+        for a, b in zip(plain, fast, strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or b is None or a.tobytes() == b.tobytes()
