@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike
 from qtool.dtypes import DType, resolve
 from qtool.engine import plain, restore_plain
 from qtool.engine.request import Request, given_codes, given_scale, request
+from qtool.engine.tiling import LARGEST_WINDOW
+from qtool.kernels.geometry import group_span
 from qtool.pool import default_jobs
 from qtool.spec import QuantSpec, Reader
 from qtool.tensor import Codes, QuantizedTensor
@@ -106,7 +108,14 @@ def can_stream(asked: Request) -> bool:
         and not spec.bias
         and not (spec.needs_distribution and asked.given is None)
         and (spec.dtype.is_integer or not shifts_grid)
+        and (spec.method != "optimal" or asked.given is not None or _has_windows(asked))
     )
+
+
+def _has_windows(asked: Request) -> bool:
+    """Whether whole groups lie in runs that memory holds."""
+    span = group_span(asked.shape, asked.spec.granularity)
+    return span is not None and span[0] <= LARGEST_WINDOW
 
 
 def can_restore(codes: Codes, output: DType) -> bool:

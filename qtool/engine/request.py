@@ -70,7 +70,12 @@ def request(
                 "only symmetric grids of integers have a larger side to choose",
                 "leave it out, or give scales",
             )
-        return Request(name, shape, source, spec, None, absmax)
+        made = Request(name, shape, source, spec, None, absmax)
+        if spec.method == "optimal":
+            from qtool.scales import optimal
+
+            optimal.check(spec, made.storage)
+        return made
     if spec.global_scale:
         raise SpecError(f"scale of {name}", "a global scale needs chosen scales", "leave one out")
     thing, scale = f"scale of {name}", np.asarray(scale)

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from qtool import scales
 from qtool.dtypes import DType
+from qtool.engine import tiling
 from qtool.engine.request import Request
-from qtool.kernels.geometry import layout
+from qtool.kernels.geometry import layout, places
 from qtool.kernels.searcher import TileSearcher
 from qtool.pool import buffer, in_order
 from qtool.scales.search import Grid, best, bounds, squared, stages
@@ -24,8 +25,6 @@ Parameters = tuple[Array, Array | None]
 # many lines at least, unless they are longer.
 _TILE = 1 << 18
 _LINES, _LONGEST_LINE = 32, 1 << 18
-# Elements of groups that are searched at once.
-_LARGEST_WINDOW = 1 << 23
 
 
 class Searcher:
@@ -53,9 +52,36 @@ class Searcher:
 
         start: where the search begins. bound: the largest magnitude of each group.
         """
+        spec = self._asked.spec
+        found = self.searched(window, begin, first, start, bound)
+        if spec.method == "mse":
+            return found
+        groups = self._gathered(window, begin, first, found[0].size)
+        return scales.refined(
+            groups, found, spec, self._asked.storage, self._grid.over, compiled=True
+        )
+
+    def searched(
+        self, window: Array, begin: int, first: int, start: Parameters, bound: Array
+    ) -> Parameters:
+        """of_groups() by method mse."""
         scale, zero = scales.single(*start)
         self._kernel.search(widened(window, self._asked.source), begin, first, scale, zero)
         return scales.settled((scale, zero), start, bound, self._asked.spec)
+
+    def _gathered(self, window: Array, begin: int, first: int, count: int) -> Array:
+        """Groups in rows, completed by zeros."""
+        x = widened(window, self._asked.source)
+        starts, heights, widths, stride = places(
+            self._asked.shape, self._asked.spec.granularity, first, count
+        )
+        if x.size == count * self._length and stride == 0:
+            return x.reshape(count, -1)
+        i = np.arange(self._length)
+        width = widths[:, None]
+        index = (starts - begin)[:, None] + i // width * stride + i % width
+        there = i < (heights * widths)[:, None]
+        return np.where(there, x[np.where(there, index, 0)], np.float32(0))
 
     def cost(self, window: Array, begin: int, groups: range, found: Parameters) -> float:
         """The squared error of these groups, as the search counts it."""
@@ -74,7 +100,7 @@ class Searcher:
         size = math.prod(self._asked.shape)
         length, count = span or (size, bound.size)
         scale, zero_point = start
-        fits = length <= _LARGEST_WINDOW
+        fits = length <= tiling.LARGEST_WINDOW
 
         def improved(begin: int) -> tuple[slice, Parameters]:
             first, end = begin // length * count, min(begin + length, size)

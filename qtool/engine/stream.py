@@ -166,7 +166,7 @@ class Stream:
             low, high = self._ranges(values, window.start, groups.start, len(groups))
             start = self._parameters(low, high, over)
             searcher = Searcher(self._read, self._asked, self._jobs, over)
-            found = searcher.of_groups(
+            found = searcher.searched(
                 values, window.start, groups.start, start, np.maximum(-low, high)
             )
             return searcher.cost(values, window.start, groups, found)

@@ -6,6 +6,8 @@ from qtool.kernels import CHUNK
 
 # Elements of a tile at most: enough that Python's share of its time is small.
 TILE = 512 * CHUNK
+# Elements of a run that holds whole groups which are searched at once.
+LARGEST_WINDOW = 1 << 23
 # Elements of a tile at least, where a tensor is divided among threads.
 _SMALL_TILE = 64 * CHUNK
 

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from qtool import ops
 from qtool.dtypes import DType, resolve
 from qtool.scales.powers import power_of_two
-from qtool.scales.ranges import grouped, ranges
+from qtool.scales.ranges import grouped, largest, ranges
 from qtool.scales.search import Grid, costs, search
 from qtool.spec import SEARCHES, QuantSpec
 
 __all__ = [
-    "choose", "cost", "divided", "from_ranges", "grouped", "settled", "single", "stored",
+    "choose", "cost", "divided", "from_ranges", "grouped", "refined", "settled", "single", "stored",
     "symmetric_levels",
 ]  # fmt: skip
 
@@ -29,7 +29,7 @@ def choose(
     """The scale, in its storage type, and the zero point of every group of x.
 
     The range of a group is [min, max], or by spec.method between percentiles, of its finite values;
-    from_ranges() has the rest. Method mse goes on from there; see search().
+    from_ranges() has the rest. Method mse goes on from there, see search(), and optimal from that.
     x: float32, spec's axis counted from the front. over: the global scale. weights: float32 in the
     shape of x, by which squared errors count. Returns arrays of the granularity's scale shape.
     """
@@ -41,7 +41,33 @@ def choose(
     shares = None if weights is None else grouped(weights, spec.granularity)
     start = single(scale, zero)
     found = search(groups, *start, spec, storage, over, shares)
-    return settled(found, (scale, zero), np.maximum(-low, high), spec)
+    settled_on = settled(found, (scale, zero), np.maximum(-low, high), spec)
+    if spec.method == "mse":
+        return settled_on
+    return refined(groups, settled_on, spec, storage, over, shares)
+
+
+def refined(
+    groups: Array,
+    start: tuple[Array, Array | None],
+    spec: QuantSpec,
+    storage: DType,
+    over: float = 1.0,
+    weights: Array | None = None,
+    *,
+    compiled: bool = False,
+) -> tuple[Array, Array | None]:
+    """The very best scales and zero points of groups (G, n), see optimal.py, in the shape of those
+    of the start. compiled: by the kernel, which gives the same."""
+    from qtool.scales.optimal import refine, refine_compiled
+
+    finite = np.where(np.isfinite(groups), groups, np.float32(0))
+    scale, zero_point = start[0].reshape(-1), None if start[1] is None else start[1].reshape(-1)
+    best = refine_compiled if compiled else refine
+    scale, zero_point = best(finite, scale, zero_point, spec, storage, over, weights)
+    return scale.reshape(start[0].shape), (
+        None if zero_point is None else zero_point.reshape(start[0].shape)
+    )
 
 
 def cost(groups: Array, spec: QuantSpec, storage: DType, over: float) -> float:
@@ -67,7 +93,7 @@ def settled(
     """What a search has found, in the types and shapes of what it started from, which stays where
     groups of that largest magnitude might not come back finite otherwise."""
     scale, zero_point = start
-    keep = bound >= _lowest_limit(resolve(scale.dtype)) / 4
+    keep = bound >= largest(0, resolve(scale.dtype)) / 4
     chosen = np.where(keep, scale, found[0].reshape(scale.shape).astype(scale.dtype))
     if zero_point is None:
         return chosen, None
@@ -142,11 +168,11 @@ def _finite(scale: Array, bound: Array, farthest: Any, dtype: DType, over: float
     code of bound times the scale overflows, the next smaller scale that does not takes its place.
     """
     storage = resolve(scale.dtype)
-    lowest_limit = _lowest_limit(storage)
+    lowest_limit = largest(0, storage)
     if bound.max(initial=0.0) < lowest_limit / 4:
         return scale
     bound = bound.astype(np.float64)
-    limit = np.where(bound <= lowest_limit, lowest_limit, ops.FLOAT32.qmax)
+    limit = largest(bound, storage)
     while True:
         wide = scale.astype(np.float64) * over
         code = bound / wide
@@ -159,11 +185,6 @@ def _finite(scale: Array, bound: Array, farthest: Any, dtype: DType, over: float
         above = smaller.astype(np.float64) * over * code > limit
         smaller = (smaller.view(f"u{smaller.itemsize}") - above).view(smaller.dtype)
         scale = np.asarray(np.where(too_large, smaller, scale))
-
-
-def _lowest_limit(storage: DType) -> float:
-    """The largest magnitude that a reader may hold whose scales have that type."""
-    return min(storage.qmax, ops.FLOAT32.qmax) if storage.bits == 16 else ops.FLOAT32.qmax
 
 
 def stored(scale: Array, storage: DType) -> Array:

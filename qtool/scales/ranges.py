@@ -42,12 +42,12 @@ def ranges(x: Array, spec: QuantSpec) -> tuple[Array, Array]:
     return _percentiles(x, spec, spec.percentile, low, high)
 
 
-def largest(bound: Array, storage: DType) -> Array:
+def largest(bound: Array | float, storage: DType) -> Array:
     """What values of groups with that largest magnitude may come back as, float64: the largest
     finite float32, or value of a 16-bit type of the scale's own that holds the group."""
     top = ops.FLOAT32.qmax
     own = min(storage.qmax, top) if storage.bits == 16 else top
-    return np.where(bound <= own, own, top)
+    return np.asarray(np.where(bound <= own, own, top))
 
 
 def _percentiles(

@@ -9,8 +9,8 @@ from qtool.errors import SpecError
 
 SEMANTICS = ("onnx", "onednn", "dynamic")
 # Those that compare the errors of many scales; they need what codes are computed by.
-SEARCHES = ("mse",)
-METHODS = "absmax, minmax, mse, entropy or percentile:P with P in (0, 100]"
+SEARCHES = ("mse", "optimal")
+METHODS = "absmax, minmax, mse, optimal, entropy or percentile:P with P in (0, 100]"
 
 
 def symmetry(dtype: DType, symmetric: bool | None, method: str | None, semantics: str) -> bool:
