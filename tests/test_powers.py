@@ -18,7 +18,8 @@ from qtool import scales
 from qtool.dtypes import DTYPES, TARGETS
 from qtool.engine import quantize
 from qtool.errors import SpecError
-from qtool.scales.powers import global_scale, power_of_two
+from qtool.scales import global_scale
+from qtool.scales.powers import power_of_two
 from qtool.spec import MX_RULES, Blocked, PerAxis, PerTensor, QuantSpec, Tiled
 
 Array = NDArray[Any]
@@ -31,7 +32,7 @@ LEVELS = {
     "float6e2m3": (7.5, 3), "float6e3m2": (28, 2), "float8e4m3fn": (448, 3),
     "float8e4m3fnuz": (240, 3), "float8e5m2": (57344, 2), "float8e5m2fnuz": (57344, 2),
 }  # fmt: skip
-# The rule where none is asked for.
+# The rule of method absmax where none is asked for.
 DEFAULTS = dict.fromkeys(LEVELS, "even") | {
     "float4e2m1": "rceil-7.25", "float8e4m3fn": "rceil", "float8e4m3fnuz": "rceil",
     "float8e5m2": "rceil", "float8e5m2fnuz": "rceil",
@@ -156,7 +157,9 @@ def test_chosen_scales_follow_the_rule_that_is_asked_for_or_the_default(target: 
     x = np.stack([-absmax, absmax / 2], axis=1).astype(np.float32)
     e8m0 = DTYPES["float8e8m0"]
     for rule in [None, *(rule for rule in MX_RULES if rule != "rceil-7.25")]:
-        spec = QuantSpec(target, PerAxis(0), symmetric=True, scale_dtype="float8e8m0", mx_rule=rule)
+        spec = QuantSpec(
+            target, PerAxis(0), method="absmax", scale_dtype="float8e8m0", mx_rule=rule
+        )
         named = rule or DEFAULTS[target]
         assert spec.mx_rule == named
         scale, zero_point = scales.choose(x, spec, e8m0)
@@ -167,10 +170,11 @@ def test_chosen_scales_follow_the_rule_that_is_asked_for_or_the_default(target: 
 
 
 @pytest.mark.parametrize("target", list(LEVELS))
-@pytest.mark.parametrize("rule", [rule for rule in MX_RULES if rule != "rceil-7.25"])
-def test_no_group_comes_back_infinite(target: str, rule: str) -> None:
+@pytest.mark.parametrize("rule", [None, *(rule for rule in MX_RULES if rule != "rceil-7.25")])
+def test_no_group_comes_back_infinite(target: str, rule: str | None) -> None:
     x = np.array([[FLOAT32_MAX, -1.0], [-FLOAT32_MAX, FLOAT32_MAX], [2.0**127, 0]], np.float32)
     spec = QuantSpec(target, PerAxis(0), symmetric=True, scale_dtype="float8e8m0", mx_rule=rule)
+    assert spec.method == ("absmax" if rule else "mse")
     q = quantize(x, spec)
     values = q.dequantize().astype(np.float64)
     assert np.isfinite(values).all()
@@ -178,7 +182,7 @@ def test_no_group_comes_back_infinite(target: str, rule: str) -> None:
 
 
 def test_asymmetric_grids_have_scales_that_cover_them() -> None:
-    spec = QuantSpec("uint4", PerAxis(0), scale_dtype="float8e8m0")
+    spec = QuantSpec("uint4", PerAxis(0), method="minmax", scale_dtype="float8e8m0")
     assert (spec.symmetric, spec.mx_rule) == (False, None)
     scale, _ = scales.choose(np.float32([[0, 15], [0, 15.1], [-1, 29]]), spec, DTYPES["float8e8m0"])
     assert scale.astype(float).tolist() == [1, 2, 2]
@@ -243,7 +247,8 @@ def expected_global(absmax: float, levels: float) -> float:
 def test_a_global_scale_is_the_smallest_under_which_every_scale_fits(
     absmax: float, target: str
 ) -> None:
-    assert global_scale(absmax, LEVELS[target][0]) == expected_global(absmax, LEVELS[target][0])
+    found = global_scale.power(absmax, LEVELS[target][0])
+    assert found == expected_global(absmax, LEVELS[target][0])
 
 
 def block_scale(absmax: float, levels: float, over: float) -> float:
@@ -277,7 +282,9 @@ def blocks_of_weights(draw: st.DrawFn) -> Array:
 @settings(max_examples=150)
 def test_two_level_scales_equal_exact_arithmetic(x: Array, target: str, tiled: bool) -> None:
     granularity = Tiled((3, 4)) if tiled else Blocked(1, 4)
-    spec = QuantSpec(target, granularity, scale_dtype="float8e4m3fn", global_scale=True)
+    spec = QuantSpec(
+        target, granularity, method="absmax", scale_dtype="float8e4m3fn", global_scale=True
+    )
     q = quantize(x, spec)
     levels = LEVELS[target][0]
     over = expected_global(float(np.abs(x).max()), levels)
@@ -300,8 +307,11 @@ def test_two_level_scales_equal_exact_arithmetic(x: Array, target: str, tiled: b
     assert q.outcome.describe()["scale_max"] == float(q.scale.astype(np.float64).max()) * over
 
 
-def test_zeros_have_global_scale_one() -> None:
-    spec = QuantSpec("float4e2m1", Blocked(1, 2), scale_dtype="float8e4m3fn", global_scale=True)
+@pytest.mark.parametrize("method", ["absmax", "mse"])
+def test_zeros_have_global_scale_one(method: str) -> None:
+    spec = QuantSpec(
+        "float4e2m1", Blocked(1, 2), method=method, scale_dtype="float8e4m3fn", global_scale=True
+    )
     q = quantize(np.zeros((2, 4), np.float32), spec)
     assert q.global_scale == 1
     assert q.scale.astype(float).tolist() == [[1, 1], [1, 1]]
@@ -309,8 +319,8 @@ def test_zeros_have_global_scale_one() -> None:
 
 
 def test_nan_and_infinity_have_no_part_in_a_global_scale() -> None:
-    spec = QuantSpec("float4e2m1", Blocked(1, 2), scale_dtype="float8e4m3fn", global_scale=True,
-                     nonfinite="allow")  # fmt: skip
+    spec = QuantSpec("float4e2m1", Blocked(1, 2), method="absmax", scale_dtype="float8e4m3fn",
+                     global_scale=True, nonfinite="allow")  # fmt: skip
     x = np.float32([[np.inf, 6 * 448, np.nan, -3]])
     q = quantize(x, spec)
     assert q.global_scale == 1
@@ -318,10 +328,27 @@ def test_nan_and_infinity_have_no_part_in_a_global_scale() -> None:
     assert q.y.astype(float).tolist() == [[6, 6, 0, -6]]
 
 
+def test_nan_and_infinity_have_no_part_in_the_search_for_one_either() -> None:
+    spec = QuantSpec("float4e2m1", Blocked(1, 16), scale_dtype="float8e4m3fn", global_scale=True,
+                     nonfinite="allow")  # fmt: skip
+    assert spec.method == "mse"
+    x = np.random.default_rng(4).normal(size=(8, 64)).astype(np.float32)
+    holes = x.copy()
+    holes[::2, ::5], holes[1::2, ::7], holes[1::2, 3::7] = np.nan, np.inf, -np.inf
+    kept = np.isfinite(holes)
+    found, wanted = quantize(holes, spec), quantize(np.where(kept, x, np.float32(0)), spec)
+    assert found.global_scale == wanted.global_scale
+    assert found.scale.tobytes() == wanted.scale.tobytes()
+    assert (found.y == wanted.y)[kept].all()
+
+
+@pytest.mark.parametrize("method", ["absmax", "mse"])
 @pytest.mark.parametrize("target", ["float4e2m1", "float8e4m3fn", "int2", "int8"])
-def test_no_group_under_a_global_scale_comes_back_infinite(target: str) -> None:
+def test_no_group_under_a_global_scale_comes_back_infinite(target: str, method: str) -> None:
     x = np.array([[FLOAT32_MAX, -1.0], [-FLOAT32_MAX, FLOAT32_MAX]], np.float32)
-    spec = QuantSpec(target, PerAxis(0), scale_dtype="float8e4m3fn", global_scale=True)
+    spec = QuantSpec(
+        target, PerAxis(0), method=method, scale_dtype="float8e4m3fn", global_scale=True
+    )
     q = quantize(x, spec)
     values = q.dequantize().astype(np.float64)
     assert np.isfinite(values).all()

@@ -33,6 +33,7 @@ OPTIONS = {
     "nvfp4": "--dtype float4e2m1 --block-size 16 --scale-dtype float8e4m3fn --global-scale",
 }
 COMPRESSED = "compressed-tensors"
+# The rules of mx presets with method absmax.
 RULES = {"mxfp4": "rceil-7.25", "mxfp6-e2m3": "even", "mxfp6-e3m2": "even", "mxfp8": "rceil"}
 VALIDATOR = Draft202012Validator(
     json.loads(resources.files("qtool").joinpath("report.schema.json").read_text("utf-8"))
@@ -120,8 +121,16 @@ def test_a_preset_says_how_tensors_are_quantized(preset: str) -> None:
     assert found["scale_dtype"] == given.get("--scale-dtype", "bfloat16")
     assert (found["global_scale"] is not None) == ("--global-scale" in given)
     assert found["zero_point"] == ("--asymmetric" in given)
-    assert found["mx_rule"] == found["settings"]["mx_rule"] == RULES.get(preset)
+    searches = given["--dtype"] in ("int2", "int4", "float4e2m1") or preset in RULES
+    assert (found["settings"]["method"] == "mse") == searches
+    assert found["mx_rule"] is found["settings"]["mx_rule"] is None
     assert found["settings"]["dynamic_activations"] == ("--dynamic-activations" in given)
+
+
+@pytest.mark.parametrize("preset", RULES)
+def test_without_a_search_an_mx_preset_follows_a_rule(preset: str) -> None:
+    found = first("--preset", preset, "--method", "absmax")
+    assert found["mx_rule"] == found["settings"]["mx_rule"] == RULES[preset]
 
 
 @EVERY
@@ -151,7 +160,8 @@ def test_the_output_is_named_after_the_preset(preset: str) -> None:
         ("--preset fp8-block --axis 1", {"granularity": "per_axis", "axis": 1}),
         ("--preset mxfp4 --mx-rule floor", {"mx_rule": "floor", "scale_dtype": "float8e8m0"}),
         ("--preset mxfp4 --scale-dtype float32", {"mx_rule": None, "scale_dtype": "float32"}),
-        ("--preset mxfp4 --dtype int4", {"mx_rule": "even", "dtype": "int4"}),
+        ("--preset mxfp4 --dtype int4", {"mx_rule": None, "dtype": "int4"}),
+        ("--preset mxfp4 --dtype int4 --method absmax", {"mx_rule": "even", "dtype": "int4"}),
         ("--preset nvfp4 --block-size 32", {"block_size": 32, "scale_dtype": "float8e4m3fn"}),
         ("--preset nvfp4 --no-global-scale", {"global_scale": None, "block_size": 16}),
         ("--preset nvfp4 --no-global-scale --scale-dtype float16",

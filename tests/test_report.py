@@ -645,7 +645,7 @@ def test_the_schema_refuses_a_key_too_many_or_too_few(tmp_path: Path) -> None:
         ("tensors.0.global_scale", 0), ("tensors.0.granularity", "rows"),
         ("settings.mx_rule", "best"), ("settings.tile", 4), ("settings.global_scale", 1),
         ("settings.dynamic_activations", "static"), ("settings.preset", 3), ("settings.layout", 3),
-        ("output.container", "gguf"), ("settings.method", "mse"), ("settings.dtype", "int3"),
+        ("output.container", "gguf"), ("settings.method", "best"), ("settings.dtype", "int3"),
         ("settings.include", None), ("warnings", [""]), ("skipped", [{"name": "w"}]),
         ("tool.name", "other"), ("tool.version", ""),
     ],

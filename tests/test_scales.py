@@ -20,6 +20,7 @@ from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec, Tile
 
 Array = NDArray[Any]
 
+PLAIN = {True: "absmax", False: "minmax"}  # the method of the whole range, by symmetry
 STORAGES = ["float32", "float16", "bfloat16", "float8e4m3fn", "float8e8m0"]
 SMALLEST = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133,
             "float8e4m3fn": 2.0**-9}  # fmt: skip
@@ -108,7 +109,7 @@ def test_scale_and_zero_point_equal_exact_arithmetic(
     target: str, symmetric: bool, narrow: bool, storage: str
 ) -> None:
     x = many_groups()
-    spec = QuantSpec(target, PerAxis(0), symmetric=symmetric, narrow_range=narrow)
+    spec = QuantSpec(target, PerAxis(0), method=PLAIN[symmetric], narrow_range=narrow)
     scale, zero_point = scales.choose(x, spec, DTYPES[storage])
     wanted = [
         expected(
@@ -256,8 +257,11 @@ def test_zeros_stay_zero_in_a_narrow_unsigned_range(target: str) -> None:
         pytest.param(
             "int8", {"narrow_range": True}, [-127, 127], 1, None, [-127, 127], id="int8-narrow"
         ),
-        pytest.param("int4", {}, [-7, 7, 3.5], 1, None, [-7, 7, 4], id="int4"),
-        pytest.param("int2", {}, [-2, 1], 2, None, [-1, 0], id="int2"),
+        pytest.param(
+            "int4", {"method": "absmax"}, [-7, 7, 3.5], 1, None, [-7, 7, 4], id="int4-absmax"
+        ),
+        pytest.param("int2", {"method": "absmax"}, [-2, 1], 2, None, [-1, 0], id="int2-absmax"),
+        pytest.param("int2", {}, [-2, 1], 1, None, [-2, 1], id="int2"),
         pytest.param(
             "int8", {"symmetric": False}, [-55, 200], 1, -73, [-128, 127], id="int8-asymmetric"
         ),
@@ -280,9 +284,14 @@ def test_zeros_stay_zero_in_a_narrow_unsigned_range(target: str) -> None:
             "uint8", {"symmetric": True}, [-127, 64], 1, 128, [1, 192], id="uint8-symmetric"
         ),
         pytest.param("uint4", {"symmetric": True}, [-14, 14], 2, 8, [1, 15], id="uint4-symmetric"),
+        pytest.param("uint4", {"method": "absmax"}, [-14, 14], 2, 8, [1, 15], id="uint4-absmax"),
         pytest.param("uint2", {"symmetric": True}, [-3, 3], 3, 2, [1, 3], id="uint2-symmetric"),
+        pytest.param("uint2", {"method": "absmax"}, [-3, 3], 3, 2, [1, 3], id="uint2-absmax"),
         pytest.param("uint16", {}, [0, 65535], 1, 0, [0, 65535], id="uint16"),
         pytest.param("float4e2m1", {}, [-12, 1], 2, None, [-6, 0.5], id="float4e2m1"),
+        pytest.param(
+            "float4e2m1", {"method": "absmax"}, [-12, 1], 2, None, [-6, 0.5], id="float4e2m1-absmax"
+        ),
         pytest.param("float8e5m2", {}, [57344, 1], 1, None, [57344, 1], id="float8e5m2"),
     ],
 )
@@ -372,16 +381,23 @@ def test_a_dynamic_range_beyond_float32_names_the_tensor() -> None:
 
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize(("target", "symmetric", "narrow"), SYMMETRIES)
+@pytest.mark.parametrize("searches", [False, True], ids=["plain", "mse"])
 def test_the_largest_values_come_back_finite(
-    target: str, symmetric: bool, narrow: bool, storage: str
+    target: str, symmetric: bool, narrow: bool, searches: bool, storage: str
 ) -> None:
     """Rounded up, a scale may be so large that its product with the last code is Inf."""
     dtype = np.float16 if storage == "float16" else np.float32
     top = float(np.finfo(dtype).max)
     rows = [[top, -top, 1], [top, top, top], [-top, 0, -1], [top, -top / 3, 0], [top * 0.999, 0, 0]]
     x = np.array(rows).astype(dtype)
+    method = "mse" if searches else PLAIN[symmetric]
     spec = QuantSpec(
-        target, PerAxis(0), symmetric=symmetric, narrow_range=narrow, scale_dtype=storage
+        target,
+        PerAxis(0),
+        symmetric=symmetric,
+        method=method,
+        narrow_range=narrow,
+        scale_dtype=storage,
     )
     tensor = quantize(x, spec)
     output = "float16" if storage == "float16" and tensor.spec.dtype.bits <= 8 else "float32"

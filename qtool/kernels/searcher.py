@@ -13,7 +13,7 @@ from qtool.kernels.machine import Array, Kernel, address
 from qtool.spec import QuantSpec, Shape
 
 # What kernels.search has room for, which this page must know without numba.
-ROWS, CANDIDATES, TOGETHER = 256, 64, 8
+ROWS, CANDIDATES, TOGETHER = 256, 96, 8
 
 _search, _add_costs = Kernel("search"), Kernel("add_costs")
 

@@ -81,8 +81,8 @@ def cost(groups: Array, spec: QuantSpec, storage: DType, over: float) -> float:
 
 
 def single(scale: Array, zero_point: Array | None) -> tuple[Array, Array]:
-    """Scales and zero points as float32 in one dimension, to be searched from."""
-    wide = ops.cast(scale.reshape(-1), ops.FLOAT32)
+    """Copies of scales and zero points as float32 in one dimension, to be searched from."""
+    wide = ops.cast(scale.reshape(-1), ops.FLOAT32).copy()
     zero = np.zeros(wide.size) if zero_point is None else zero_point.reshape(-1)
     return wide, zero.astype(np.float32)
 

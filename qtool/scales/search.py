@@ -184,7 +184,8 @@ def best(
     least = before = np.empty(0)
     for stage, candidates in enumerate(plan):
         scales, zeros = proposed(scale, zero_point, candidates, grid)
-        total = cost(bounds(scales, zeros, grid)) * squared(scales, grid)
+        with np.errstate(invalid="ignore"):  # NaN, of an infinite divisor, is never less
+            total = cost(bounds(scales, zeros, grid)) * squared(scales, grid)
         if stage == 0:
             least = before = total[:, 0]
             scale, zero_point = scales[:, 0], zeros[:, 0]
@@ -237,7 +238,8 @@ def _stored(bits: Array, grid: Grid) -> Array:
 
 
 def squared(scales: Array, grid: Grid) -> Array:
-    divisor = (scales * np.float32(grid.over)).astype(np.float64)
+    with np.errstate(over="ignore"):
+        divisor = (scales * np.float32(grid.over)).astype(np.float64)
     return divisor * divisor
 
 
