@@ -283,12 +283,21 @@ def test_fused_tensors_of_one_kind_share_their_global_scale_among_themselves() -
     large = {n: t * (100 if "q_proj" in n else 1) for n, t in FUSED.items()}
     save_file(large, "m.safetensors")
     ok("quantize", "m.safetensors", "-o", "q.safetensors", "--preset", "nvfp4",
-       "--rule", "*q_proj*: preset=int8")  # fmt: skip
+       "--method", "absmax", "--rule", "*q_proj*: preset=int8")  # fmt: skip
     told = report(Path("q.safetensors"))["tensors"]
     found = {row["name"]: row["global_scale"] for row in told}
     assert found["l.q_proj.weight"] is None
     save_file({n: t for n, t in FUSED.items() if "k_proj" in n}, "one.safetensors")
-    ok("quantize", "one.safetensors", "-o", "1.safetensors", "--preset", "nvfp4")
+    ok(
+        "quantize",
+        "one.safetensors",
+        "-o",
+        "1.safetensors",
+        "--preset",
+        "nvfp4",
+        "--method",
+        "absmax",
+    )
     [alone] = report(Path("1.safetensors"))["tensors"]
     assert found["l.k_proj.weight"] == found["l.v_proj.weight"] == alone["global_scale"]
 

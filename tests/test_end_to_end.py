@@ -23,8 +23,9 @@ INT4 = ["--dtype", "int4", "--block-size", "32", "--scale-dtype", "float16"]
 WAYS = {
     "absmax": [*INT4, "--method", "absmax"],
     "mse": [*INT4, "--method", "mse"],
+    "mixed": ["--target-bits", "4.5", "--scale-dtype", "float16"],
 }
-BETTER = [("mse", "absmax")]
+BETTER = [("mse", "absmax"), ("mixed", "mse")]
 
 
 class Loss:

@@ -254,7 +254,7 @@ def test_what_no_candidate_suits_is_left_alone_for_its_own_reason() -> None:
         ("--target-bits 4 --candidates int4:32,in8", 2,
          "candidate 'int4:32,in8': dtype: 'in8' is unknown; use int8"),
         ("--target-bits 4 --method foo", 2, "--method: 'foo' is unknown; "
-         "use absmax, minmax, mse or percentile:P with P in (0, 100]"),
+         "use absmax, minmax, mse, optimal, entropy or percentile:P with P in (0, 100]"),
         ("--target-bits 4 --candidates block_size=32", 2,
          "--dtype: no type to quantize to; give one, or a --preset"),
         ("--target-bits 4 --candidates int4:x", 2, "candidate 'int4:x': block_size is 'x'; "

@@ -177,9 +177,9 @@ def quantize(
         typer.Option(
             metavar="LIST",
             help="What to choose from: types with sizes of blocks, such as int4:32,int8:128, "
-            "or the words of a rule. Repeatable. \\[default: int4:16, int4:32, int4:64, "
-            "int4:128, int8:32, int8:128, and int2:32 but in DequantizeLinear, as far as the "
-            "layout's readers take them]",
+            "or the words of a rule. Repeatable. \\[default: int4 and uint4 in blocks of 16 to "
+            "128, int8 in blocks of 32 and 128, and int2:32 but in DequantizeLinear, as far as "
+            "the layout's readers take them]",
             show_default=False,
             rich_help_panel=options.MIXED,
         ),

@@ -12,8 +12,8 @@ from qtool.layouts import compressed_tensors, mlx, native, nbits
 from qtool.recipe import Recipe, Words, words
 
 KEYS = ("target_bits", "target_sqnr", "candidates")
-_SHORT = "int4:16,int4:32,int4:64,int4:128,int8:32,int8:128"
-_GROUPS = "int2:32,int4:32,int4:64,int4:128,int8:64,int8:128"
+_SHORT = "int4:16,int4:32,int4:128,uint4:16,uint4:32,uint4:64,uint4:128,int8:32,int8:128"
+_GROUPS = "int2:32,int4:32,int4:128,uint4:32,uint4:64,uint4:128,int8:64,int8:128"
 # Where none are given, those that the layout can write, on any runtime of its own.
 DEFAULTS = {
     native.name: f"int2:32,{_SHORT}",
