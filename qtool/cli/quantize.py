@@ -216,6 +216,47 @@ def quantize(
             rich_help_panel=options.OUTPUT,
         ),
     ] = None,
+    hessian: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="\\[NAME=]FILE",
+            help="Hessians of layers' inputs, (inputs, inputs) under the names of the weights or "
+            "NAME, the sum or mean of x x^T: in place of --activations. Repeatable.",
+            show_default=False,
+            rich_help_panel=options.ROUNDING,
+        ),
+    ] = None,
+    activations: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="\\[NAME=]FILE",
+            help="Inputs of layers, (..., inputs) under the names of the weights or NAME, a "
+            "pattern as in --include: codes are chosen for the least error of layers' outputs. "
+            ".npy, .npz or .safetensors. Repeatable.",
+            show_default=False,
+            rich_help_panel=options.ROUNDING,
+        ),
+    ] = None,
+    damping: Annotated[
+        float | None,
+        typer.Option(
+            metavar="D",
+            help="How much of its mean is added to a Hessian's diagonal. \\[default: 0.01]",
+            show_default=False,
+            rich_help_panel=options.ROUNDING,
+        ),
+    ] = None,
+    act_order: Annotated[
+        bool | None,
+        typer.Option(
+            "--act-order/--no-act-order",
+            metavar=options.FLAG,
+            help="Round the columns of the largest inputs first, or in the weight's order. "
+            "\\[default: act-order]",
+            show_default=False,
+            rich_help_panel=options.ROUNDING,
+        ),
+    ] = None,
     to: options.To = None,
     external_data: options.ExternalData = False,
     requantize: options.Requantize = False,
@@ -251,7 +292,8 @@ def quantize(
                 include=include or (), exclude=exclude or (), rules=rules or (), recipe=recipe,
                 target_bits=target_bits, target_sqnr=target_sqnr, candidates=candidates or (),
                 save_recipe=save_recipe, layout=layout,
-                dynamic_activations=dynamic_activations, to=to, external_data=external_data,
+                dynamic_activations=dynamic_activations, hessian=hessian, activations=activations,
+                damping=damping, act_order=act_order, to=to, external_data=external_data,
                 requantize=requantize, allow_empty=allow_empty, report=report, resume=resume,
                 shards=shards, scheduler=scheduler, jobs=jobs, force=force, progress=progress,
             )  # fmt: skip
