@@ -219,9 +219,9 @@ def quantize(
     hessian: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="\\[NAME=]FILE",
-            help="Hessians of layers' inputs, (inputs, inputs) under the names of the weights or "
-            "NAME, the sum or mean of x x^T: in place of --activations. Repeatable.",
+            metavar="FILE",
+            help="In place of --activations: (inputs, inputs) for each weight, the sum or mean of "
+            "x x^T over inputs x. FILE or NAME=FILE. Repeatable.",
             show_default=False,
             rich_help_panel=options.ROUNDING,
         ),
@@ -229,10 +229,10 @@ def quantize(
     activations: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="\\[NAME=]FILE",
-            help="Inputs of layers, (..., inputs) under the names of the weights or NAME, a "
-            "pattern as in --include: codes are chosen for the least error of layers' outputs. "
-            ".npy, .npz or .safetensors. Repeatable.",
+            metavar="FILE",
+            help="Inputs of layers, for which codes of least error are chosen: .npy, .npz or "
+            ".safetensors of (..., inputs) under the names of the weights; or NAME=FILE, NAME a "
+            "tensor or a pattern as in --include. Repeatable.",
             show_default=False,
             rich_help_panel=options.ROUNDING,
         ),

@@ -26,6 +26,8 @@ from qtool.rounding.products import subtract_product
 from qtool.spec import QuantSpec
 
 Array = NDArray[Any]
+# What rounding leaves of a difference of equal sums of squares.
+_NOISE = 1e-12
 Parameters = tuple[Array, Array | None, Array | None]
 
 
@@ -83,7 +85,7 @@ def quantize_rows(weight: Array, factor: Factor, grid: Grid, *, compiled: bool) 
     """Quantize float32 rows (rows, inputs), each on its own. compiled: whether with kernels."""
     w = np.ascontiguousarray(weight.T[factor.places])
     codes = np.empty(weight.shape, grid.spec.dtype.numpy)
-    squares = np.zeros((3, len(weight)))
+    squares, added = np.zeros((2, 3, len(weight)))
     clipped = [0, 0]
     pending = np.zeros(w.shape)  # less the sum that the best value needs, times r_kk
     nearest = np.empty(w.shape)
@@ -95,15 +97,19 @@ def quantize_rows(weight: Array, factor: Factor, grid: Grid, *, compiled: bool) 
                                           grid, parameters)  # fmt: skip
         codes[:, factor.places[block]] = found.T
         subtract_product(pending[:low], factor.upper[:low, block], error, compiled=compiled)
-        squares[0] += _squares(residue) - _squares(error, factor.added[block])
+        squares[0] += _squares(residue)
+        added[0] += _squares(error, factor.added[block])
         clipped[0] += int(np.count_nonzero(v < grid.spec.qmin))
         clipped[1] += int(np.count_nonzero(v > grid.spec.dtype.qmax))
         nearest[block] = grid.nearest(w[block], parameters)[2]
         nearest[block] -= w[block]
-    squares[1] = _outputs(nearest, factor, pending, compiled=compiled)
-    nearest[:] = w
-    squares[2] = _outputs(nearest, factor, pending, compiled=compiled)
-    return Rows(codes, (clipped[0], clipped[1]), np.maximum(squares, 0.0))
+    for i in (1, 2):
+        squares[i] = _outputs(nearest, factor, pending, compiled=compiled)
+        added[i] = _squares(nearest, factor.added)
+        nearest[:] = w
+    of_outputs = squares - added
+    of_outputs[of_outputs < squares * _NOISE] = 0.0
+    return Rows(codes, (clipped[0], clipped[1]), of_outputs)
 
 
 def _block(
@@ -129,13 +135,13 @@ def _block(
 
 
 def _outputs(d: Array, factor: Factor, memory: Array, *, compiled: bool) -> Array:
-    """d H d^T of every column of d (inputs, rows), in the order of factor.places."""
+    """d R R^T d^T of every column of d (inputs, rows), in the order of factor.places."""
     memory[:] = 0.0
     for low in range(0, len(d), BLOCK):
         high = min(low + BLOCK, len(d))
         block = slice(low, high)
         subtract_product(memory[:high], factor.upper[:high, block], d[block], compiled=compiled)
-    return _squares(memory) - _squares(d, factor.added)
+    return _squares(memory)
 
 
 def _squares(x: Array, weights: Array | None = None) -> Array:
