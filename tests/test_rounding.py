@@ -219,6 +219,7 @@ def asymmetric() -> Array:
 @pytest.mark.parametrize(
     ("hessian", "told"),
     [
+        (np.eye(4) * 1j, "complex128 values"),
         (np.eye(5), "shape (5, 5), but the tensor has 4 inputs"),
         (np.ones(4), "shape (4,), but"),
         (np.full((4, 4), np.nan), "its largest value is nan"),
@@ -291,6 +292,8 @@ def test_the_mean_of_products_does_not_depend_on_batches_and_threads() -> None:
     squares = mean_square([x[:7], x[7:]])
     assert squares.tobytes() == mean_square([x]).tobytes()
     np.testing.assert_allclose(squares, np.diag(whole), rtol=1e-14)
+    one = [mean_square(np.split(x[:, :1], parts)) for parts in (1, 5, 50)]
+    assert one[0].tobytes() == one[1].tobytes() == one[2].tobytes()
 
 
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 1, 1), (2, 257, 8), (7, 300, 71)])

@@ -99,4 +99,4 @@ def output_error(weight: Array, estimate: Array, hessian: Array) -> float:
     """sqrt(tr(D H D^T) / tr(W H W^T)), D the error of an estimate of W (outputs, inputs)."""
     w = weight.astype(np.float64)
     d = estimate.astype(np.float64) - w
-    return float(np.sqrt(np.trace(d @ hessian @ d.T) / np.trace(w @ hessian @ w.T)))
+    return float(np.sqrt(np.sum((d @ hessian) * d) / np.sum((w @ hessian) * w)))

@@ -26,7 +26,7 @@ _BATCH = 1 << 22  # elements that are read at once
 
 @dataclass(frozen=True)
 class Held:
-    """An array in a file, and the tensors that it belongs to: a name, or as pattern matches."""
+    """An array in a file. It belongs to the tensor of its name, or to those that pattern matches."""
 
     path: Path
     info: TensorInfo
@@ -37,11 +37,9 @@ class Held:
         """The array in the words of a message."""
         return f"{self.info.name} of {self.path}"
 
-    def is_of(self, tensor: str) -> bool:
-        """Whether it belongs to the tensor of that name."""
-        if self.pattern is None:
-            return self.info.name == tensor
-        return not unmatched([self.pattern], [tensor])
+    def is_matched(self, tensor: str) -> bool:
+        """Whether the pattern, where there is one, matches that name."""
+        return self.pattern is not None and not unmatched([self.pattern], [tensor])
 
 
 class NamedArrays:
@@ -57,15 +55,23 @@ class NamedArrays:
         self._option = option
         self._held = [held for word in words for held in self._read(str(word))]
         self.paths = sorted({held.path for held in self._held})
+        self._named: dict[str, list[int]] = {}
+        for i, held in enumerate(self._held):
+            if held.pattern is None:
+                self._named.setdefault(held.info.name, []).append(i)
 
     def of(self, tensor: str) -> list[Held]:
         """The arrays of a tensor, in the order of the files."""
-        return [held for held in self._held if held.is_of(tensor)]
+        matched = [i for i, held in enumerate(self._held) if held.is_matched(tensor)]
+        return [self._held[i] for i in sorted([*matched, *self._named.get(tensor, [])])]
 
     def check_names(self, tensors: Collection[str]) -> None:
         """Refuse an array that belongs to none of all tensors of the source."""
+        known = set(tensors)
         for held in self._held:
-            if any(held.is_of(tensor) for tensor in tensors):
+            if held.pattern is None and held.info.name in known:
+                continue
+            if any(map(held.is_matched, tensors)):
                 continue
             name = held.pattern or held.info.name
             near = difflib.get_close_matches(name, tensors, n=1, cutoff=0.0)
@@ -159,7 +165,7 @@ def mean_square(batches: Iterable[Array]) -> Array:
         squares = np.square(batch.astype(np.float64))
         if not rows:
             total = np.zeros(squares.shape[1])
-        total = np.add.reduce(np.concatenate([total[None], squares]), axis=0)
+        total = np.add.accumulate(np.concatenate([total[None], squares]))[-1]
         rows += len(batch)
     if not rows:
         raise QtoolError("activations", "hold no sample", "give some")

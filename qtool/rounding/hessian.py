@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool.dtypes import resolve
 from qtool.errors import TensorError
 from qtool.pool import in_order
 from qtool.rounding.products import kernels_pay, subtract_product
@@ -58,6 +59,8 @@ def checked(hessian: Array, inputs: int, name: str) -> Array:
     if hessian.shape != (inputs, inputs):
         rule = f"shape {hessian.shape}, but the tensor has {inputs} inputs"
         raise TensorError(thing, rule, f"give ({inputs}, {inputs})")
+    if resolve(hessian.dtype, thing).kind in ("bool", "complex"):
+        raise TensorError(thing, f"{hessian.dtype} values", remedy)
     h = hessian.astype(np.float64)
     largest = float(max(h.max(initial=0.0), -h.min(initial=0.0)))
     if not largest <= _LARGEST:
