@@ -26,7 +26,7 @@ _BATCH = 1 << 22  # elements that are read at once
 
 @dataclass(frozen=True)
 class Held:
-    """An array in a file. It belongs to the tensor of its name, or to those that pattern matches."""
+    """An array in a file, of the tensor of its name, or of those that pattern matches."""
 
     path: Path
     info: TensorInfo

@@ -6,13 +6,13 @@ from qtool.rounding.factor import DAMPING, Factor, factored
 from qtool.rounding.hessian import checked, mean_of_products
 from qtool.rounding.matrix import as_matrix, input_axis, input_count
 from qtool.rounding.nearest import codes_of, estimated
-from qtool.rounding.rows import Grid, Rows, quantize_rows
+from qtool.rounding.rows import Figures, Grid, quantize_rows
 
 __all__ = [
     "DAMPING",
     "Factor",
+    "Figures",
     "Grid",
-    "Rows",
     "as_matrix",
     "checked",
     "codes_of",

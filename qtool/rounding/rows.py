@@ -68,25 +68,29 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of a weight, quantized.
+class Figures:
+    """What is to be said of quantized rows.
 
-    codes: (rows, inputs). clipped: how many rounded values lay below and above the codes.
+    clipped_low, clipped_high: how many rounded values lay below and above the codes.
     squares: for each row d H d^T, with d the error of its codes, that of the nearest ones, and the
     row itself.
     """
 
-    codes: Array
-    clipped: tuple[int, int]
+    clipped_low: int
+    clipped_high: int
     squares: Array
 
 
-def quantize_rows(weight: Array, factor: Factor, grid: Grid, *, compiled: bool) -> Rows:
-    """Quantize float32 rows (rows, inputs), each on its own. compiled: whether with kernels."""
+def quantize_rows(
+    weight: Array, factor: Factor, grid: Grid, codes: Array, *, compiled: bool
+) -> Figures:
+    """Quantize float32 rows (rows, inputs), each on its own, into codes.
+
+    compiled: whether with kernels.
+    """
     w = np.ascontiguousarray(weight.T[factor.places])
-    codes = np.empty(weight.shape, grid.spec.dtype.numpy)
     squares, added = np.zeros((2, 3, len(weight)))
-    clipped = [0, 0]
+    clipped_low = clipped_high = 0
     pending = np.zeros(w.shape)  # less the sum that the best value needs, times r_kk
     nearest = np.empty(w.shape)
     for high in range(len(w), 0, -BLOCK):
@@ -99,8 +103,8 @@ def quantize_rows(weight: Array, factor: Factor, grid: Grid, *, compiled: bool) 
         subtract_product(pending[:low], factor.upper[:low, block], error, compiled=compiled)
         squares[0] += _squares(residue)
         added[0] += _squares(error, factor.added[block])
-        clipped[0] += int(np.count_nonzero(v < grid.spec.qmin))
-        clipped[1] += int(np.count_nonzero(v > grid.spec.dtype.qmax))
+        clipped_low += int(np.count_nonzero(v < grid.spec.qmin))
+        clipped_high += int(np.count_nonzero(v > grid.spec.dtype.qmax))
         nearest[block] = grid.nearest(w[block], parameters)[2]
         nearest[block] -= w[block]
     for i in (1, 2):
@@ -109,7 +113,7 @@ def quantize_rows(weight: Array, factor: Factor, grid: Grid, *, compiled: bool) 
         nearest[:] = w
     of_outputs = squares - added
     of_outputs[of_outputs < squares * _NOISE] = 0.0
-    return Rows(codes, (clipped[0], clipped[1]), of_outputs)
+    return Figures(clipped_low, clipped_high, of_outputs)
 
 
 def _block(
