@@ -38,7 +38,7 @@ def quantize(
 
     hessian: (inputs, inputs), as rounding.checked() or rounding.mean_of_products() returns it.
     axis: of the inputs, see rounding.input_axis(). damping, act_order: see rounding.factored().
-    Scales are those of nearest rounding, so that columns may come in any order: on MiniLM, with int4
+    Scales are those of nearest rounding, so that columns come in any order: on MiniLM, with int4
     in blocks of 32, the outputs had 0.86 of the error that scales chosen anew at each block gave.
     Raises TensorError as engine.quantize(), and where hessian is none.
     """
