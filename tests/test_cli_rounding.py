@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,21 @@ def test_layouts_dequantize_to_the_error_that_the_report_says(
         exact = output_error(w, estimate.astype(np.float32), x.T @ x)
         assert told[key] == pytest.approx(exact, rel=1e-6)
     assert told["output_error"] < told["output_error_nearest"]
+
+
+def test_a_recipe_keeps_all_of_it(folder: Path) -> None:
+    given = ("--hessian", folder / "h.npz", "--damping", "0.5", "--no-act-order")
+    expected, _ = quantized(folder, "1", *given, "--save-recipe", folder / "kept.toml")
+    printed = ok("recipe", *INT4, *given).out.decode()
+    assert printed == (folder / "kept.toml").read_text()
+    said = tomllib.loads(printed)
+    assert said["hessian"] == [str(folder / "h.npz")]
+    assert (said["damping"], said["act_order"]) == (0.5, False)
+    src, dst = folder / "w.safetensors", folder / "2.safetensors"
+    ok("quantize", src, "-o", dst, "--recipe", folder / "kept.toml")
+    assert dst.read_bytes() == expected
+    ok("quantize", src, "-o", dst, "--recipe", folder / "kept.toml", "--act-order", "--force")
+    assert dst.read_bytes() != expected
 
 
 def test_npz_npy_and_a_bare_array(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +72,8 @@ class NamedArrays:
                 continue
             if any(map(held.is_matched, tensors)):
                 continue
+            import difflib
+
             name = held.pattern or held.info.name
             near = difflib.get_close_matches(name, tensors, n=1, cutoff=0.0)
             raise UsageError(

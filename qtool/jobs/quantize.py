@@ -238,8 +238,7 @@ def run(
                 "tensors": len(plan),
             },
             written,
-            settings(recipe, given, mixture.said, second_order)
-            | (graph.settings if graph else {}),
+            settings(recipe, given, mixture.said, second_order) | (graph.settings if graph else {}),
             job.records,
             [(p.info.name, p.reason) for p in plan if p.reason is not None],
             screening.warnings(recipe, plan, container, readable)

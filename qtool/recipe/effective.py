@@ -33,7 +33,9 @@ def effective(
     others = {
         k: v
         for k, v in options.items()
-        if k not in WORDS and v is not None and not (_is_list(v) and not v)
+        if k not in WORDS
+        and v is not None
+        and not (_is_list(v) and not v)
         and (v is not False or k == "act_order")
     }
     return replace(
