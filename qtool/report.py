@@ -6,6 +6,7 @@ report.schema.json, beside this file, is its JSON Schema.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -71,6 +72,7 @@ def build(
             "skipped": len(skipped),
             **total.figures(),
             "max_abs_error_tensor": largest,
+            **_output_errors(records),
             **_sizes(total.elements, before, after),
             "file_bytes_before": source["bytes"],
             "file_bytes_after": output["bytes"],
@@ -104,6 +106,16 @@ def _sizes(elements: int, before: int, after: int) -> dict[str, Any]:
         "bits_per_weight_before": 8 * before / elements if elements else None,
         "bits_per_weight": 8 * after / elements if elements else None,
     }
+
+
+def _output_errors(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How many tensors are rounded to second order, and the root mean squares of their errors."""
+    found: dict[str, Any] = {"second_order": sum(r["rounding"] is not None for r in records)}
+    for name in ("output_error", "output_error_nearest"):
+        errors = [r[name] for r in records if r[name] is not None]
+        squares = math.fsum(error**2 for error in errors)
+        found[name] = math.sqrt(squares / len(errors)) if errors else None
+    return found
 
 
 def _versions() -> dict[str, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,25 @@ from qtool.spec import Blocked, Granularity, QuantSpec, Reader, Shape, Tiled, Wr
 from qtool.stats import Stats
 
 Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputError:
+    """The error of a layer's outputs, relative to them: sqrt(tr(D H D^T) / tr(W H W^T)).
+
+    second_order: with the codes that it was to be least for; nearest: with the nearest ones.
+    Both are None where the outputs are zero.
+    """
+
+    second_order: float | None
+    nearest: float | None
+
+    @classmethod
+    def of(cls, second_order: float, nearest: float, outputs: float) -> OutputError:
+        """From tr(D H D^T) of both, and tr(W H W^T)."""
+        if not outputs > 0:
+            return cls(None, None)
+        return cls(math.sqrt(second_order / outputs), math.sqrt(nearest / outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +53,11 @@ class Outcome:
     has_zero_point: bool
     stats: Stats
     global_scale: float | None = None
+    output_error: OutputError | None = None
 
     def describe(self) -> dict[str, Any]:
         """How the tensor is quantized, under the names of the report."""
+        second_order = self.output_error
         return {
             "dtype": self.spec.dtype.name,
             **describe(self.spec.granularity),
@@ -47,6 +69,9 @@ class Outcome:
             "scale_max": self.scale_max,
             "global_scale": self.global_scale,
             "zero_point": self.has_zero_point,
+            "rounding": None if second_order is None else "second-order",
+            "output_error": second_order and second_order.second_order,
+            "output_error_nearest": second_order and second_order.nearest,
         }
 
 
@@ -61,6 +86,7 @@ class QuantizedTensor:
     stats: clipping and error against the source.
     precision: the type in which x was divided by the scale.
     global_scale: multiplies every scale, where there is one: x_hat = y * (scale * global_scale).
+    output_error: of a layer whose inputs' Hessian chose the codes.
     """
 
     y: Array
@@ -70,6 +96,7 @@ class QuantizedTensor:
     stats: Stats
     precision: DType
     global_scale: float | None = None
+    output_error: OutputError | None = None
 
     @property
     def scale_dtype(self) -> DType:
@@ -83,7 +110,7 @@ class QuantizedTensor:
         low, high = (float(scale.min()), float(scale.max())) if scale.size else (None, None)
         return Outcome(
             self.spec, self.precision, self.scale_dtype, scale.size, low, high,
-            self.zero_point is not None, self.stats, self.global_scale,
+            self.zero_point is not None, self.stats, self.global_scale, self.output_error,
         )  # fmt: skip
 
     def dequantize(self, dtype: DTypeLike = "float32") -> Array:

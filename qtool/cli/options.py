@@ -15,6 +15,7 @@ from qtool.jobs.progress import Progress, Silent
 # Panels of --help.
 SCALES = "Scales"
 ARITHMETIC = "Arithmetic"
+ROUNDING = "Second-order rounding"
 SELECTION = "Selection"
 MIXED = "Mixed precision"
 OUTPUT = "Output"

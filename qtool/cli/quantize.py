@@ -216,6 +216,47 @@ def quantize(
             rich_help_panel=options.OUTPUT,
         ),
     ] = None,
+    hessian: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="In place of --activations: (inputs, inputs) for each weight, the sum or mean of "
+            "x x^T over inputs x. FILE or NAME=FILE. Repeatable.",
+            show_default=False,
+            rich_help_panel=options.ROUNDING,
+        ),
+    ] = None,
+    activations: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Inputs of layers, for which codes of least error are chosen: .npy, .npz or "
+            ".safetensors of (..., inputs) under the names of the weights; or NAME=FILE, NAME a "
+            "tensor or a pattern as in --include. Repeatable.",
+            show_default=False,
+            rich_help_panel=options.ROUNDING,
+        ),
+    ] = None,
+    damping: Annotated[
+        float | None,
+        typer.Option(
+            metavar="D",
+            help="How much of its mean is added to a Hessian's diagonal. \\[default: 0.01]",
+            show_default=False,
+            rich_help_panel=options.ROUNDING,
+        ),
+    ] = None,
+    act_order: Annotated[
+        bool | None,
+        typer.Option(
+            "--act-order/--no-act-order",
+            metavar=options.FLAG,
+            help="Round the columns of the largest inputs first, or in the weight's order. "
+            "\\[default: act-order]",
+            show_default=False,
+            rich_help_panel=options.ROUNDING,
+        ),
+    ] = None,
     to: options.To = None,
     external_data: options.ExternalData = False,
     requantize: options.Requantize = False,
@@ -251,7 +292,8 @@ def quantize(
                 include=include or (), exclude=exclude or (), rules=rules or (), recipe=recipe,
                 target_bits=target_bits, target_sqnr=target_sqnr, candidates=candidates or (),
                 save_recipe=save_recipe, layout=layout,
-                dynamic_activations=dynamic_activations, to=to, external_data=external_data,
+                dynamic_activations=dynamic_activations, hessian=hessian, activations=activations,
+                damping=damping, act_order=act_order, to=to, external_data=external_data,
                 requantize=requantize, allow_empty=allow_empty, report=report, resume=resume,
                 shards=shards, scheduler=scheduler, jobs=jobs, force=force, progress=progress,
             )  # fmt: skip

@@ -11,6 +11,7 @@ from qtool.dtypes import DType, resolve
 from qtool.engine import plain, restore_plain
 from qtool.engine.request import Request, given_codes, given_scale, request
 from qtool.engine.tiling import LARGEST_WINDOW
+from qtool.errors import SpecError
 from qtool.kernels.geometry import group_span
 from qtool.pool import default_jobs
 from qtool.spec import QuantSpec, Reader
@@ -46,6 +47,9 @@ def quantize(
     *,
     scale: ArrayLike | None = None,
     zero_point: ArrayLike | None = None,
+    hessian: ArrayLike | None = None,
+    damping: float | None = None,
+    act_order: bool | None = None,
     name: str = "x",
 ) -> QuantizedTensor:
     """Quantize one tensor as spec says.
@@ -53,6 +57,10 @@ def quantize(
     x: float32, float16, bfloat16, float64 (rounded to float32 first) or int32, any shape.
     scale, zero_point: given ones instead of spec.method: a number for every group, or an array of
         the granularity's scale shape. Without a zero point it is 0.
+    hessian: (inputs, inputs), the sum or mean of v v^T over inputs v of the layer whose weight x
+        is: codes are chosen for the least error of its outputs, see engine.second_order. x is
+        (outputs, inputs, ...), or (inputs, outputs) where spec has scales per axis 1 or blocks
+        along axis 0. damping, act_order: see rounding.factored(); None: 0.01 and True.
     name: what messages call the tensor.
 
     The codes are computed from the scale as it is stored; a chosen scale divides in float32 unless
@@ -63,6 +71,12 @@ def quantize(
     """
     x = np.asarray(x, order="C")
     asked = request(name, x.shape, resolve(x.dtype, name), spec, scale, zero_point)
+    if hessian is not None:
+        from qtool.engine import second_order
+
+        return second_order.quantize_array(x, asked, np.asarray(hessian), damping, act_order)
+    if damping is not None or act_order is not None:
+        raise SpecError("damping, act_order", "given without a Hessian", "give one")
     if can_stream(asked) and kernels_pay(x.size):
         from qtool.engine.stream import quantize_array
 

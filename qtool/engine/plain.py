@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool import ops, scales
+from qtool import ops, rounding, scales
 from qtool.engine import global_scale
 from qtool.engine.request import Request
 from qtool.errors import TensorError
@@ -29,18 +29,22 @@ def quantize(x: Array, asked: Request) -> QuantizedTensor:
     single = x if asked.source.is_integer else ops.cast(x, ops.FLOAT32)
     if spec.nonfinite == "error" or spec.semantics == "dynamic":
         _check_finite(x, single, asked)
-    over = None
+    scale, zero, over = parameters(single, asked)
+    return measured(x, single, scale, zero, asked, over)
+
+
+def parameters(single: Array, asked: Request) -> tuple[Array, Array | None, float | None]:
+    """The scale, zero point and global scale: as given, or chosen for x as it is in float32."""
     if asked.given is not None:
-        scale, zero = asked.given
-    else:
-        with naming(asked.name):
-            over = _global_scale(single, asked) if spec.global_scale else None
-            scale, zero = scales.choose(
-                ops.cast(single, ops.FLOAT32), spec, asked.storage, over or 1.0
-            )
-        divisor = ops.cast(operator_scale(scale, over), asked.precision)
-        ops.check_scale(divisor, f"scale of {asked.name}")
-    return _quantize_boxes(x, single, scale, zero, asked, over)
+        return *asked.given, None
+    with naming(asked.name):
+        over = _global_scale(single, asked) if asked.spec.global_scale else None
+        scale, zero = scales.choose(
+            ops.cast(single, ops.FLOAT32), asked.spec, asked.storage, over or 1.0
+        )
+    divisor = ops.cast(operator_scale(scale, over), asked.precision)
+    ops.check_scale(divisor, f"scale of {asked.name}")
+    return scale, zero, over
 
 
 def _global_scale(single: Array, asked: Request) -> float:
@@ -56,38 +60,42 @@ def _global_scale(single: Array, asked: Request) -> float:
     return global_scale.chosen(asked, absmax, cost)
 
 
-def _quantize_boxes(
-    x: Array, single: Array, scale: Array, zero: Array | None, asked: Request, over: float | None
+def measured(
+    x: Array,
+    single: Array,
+    scale: Array,
+    zero: Array | None,
+    asked: Request,
+    over: float | None,
+    chosen: Array | None = None,
 ) -> QuantizedTensor:
-    """Codes and figures, box by box in C order, so that temporaries stay small."""
-    spec, precision = asked.spec, asked.precision
+    """Codes and figures, box by box in C order, so that temporaries stay small.
+
+    single: x in float32. chosen: the codes, in place of the nearest ones.
+    """
+    spec = asked.spec
     dtype = spec.dtype
-    y = np.empty(x.shape, dtype.numpy)
+    y = np.empty(x.shape, dtype.numpy) if chosen is None else chosen
     figures = Accumulator(spec.qmin, dtype.qmax)
     shape = folded(x.shape, spec.granularity)
     source, original, codes = single.reshape(shape), x.reshape(shape), y.reshape(shape)
-    groups = _Groups(x.shape, spec.granularity)
+    groups = Groups(x.shape, spec.granularity)
     divisor = operator_scale(scale, over)
     bias = bias_of(scale, zero, dtype) if spec.bias else None
     for box in _boxes(shape):
         s = groups.of(divisor, box)
         z = None if zero is None else groups.of(zero, box)
-        if spec.semantics == "onednn":
-            v = ops.rounded_onednn(ops.cast(source[box], ops.FLOAT32), s, z, dtype)
+        if chosen is None:
+            v, codes[box] = rounding.codes_of(source[box], s, z, spec, asked.precision)
         else:
-            v = ops.rounded(source[box], s, z, dtype, precision)
-        codes[box] = ops.saturate_cast(v, z, dtype, saturate=spec.saturate, qmin=spec.qmin)
-        if bias is None:
-            x_hat = ops.scaled(codes[box], s, z, ops.FLOAT32)
-        else:
-            steps = codes[box].astype(np.int32) - int(dtype.qmin)
-            x_hat = ops.biased(steps, s, groups.of(bias, box), ops.FLOAT32)
-        figures.update(original[box], v, x_hat)
-    return QuantizedTensor(y, scale, zero, spec, figures.finish(), precision, over)
+            v = codes[box].astype(np.float64)
+        b = None if bias is None else groups.of(bias, box)
+        figures.update(original[box], v, rounding.estimated(codes[box], s, z, b, dtype))
+    return QuantizedTensor(y, scale, zero, spec, figures.finish(), asked.precision, over)
 
 
-class _Groups:
-    """Finds the scale or zero point of every element of a box."""
+class Groups:
+    """Finds the scale or zero point of every element of a box, of a tensor that is folded()."""
 
     def __init__(self, shape: Shape, granularity: Granularity) -> None:
         outer, size, inner = folded(shape, granularity)

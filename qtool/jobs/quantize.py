@@ -15,6 +15,7 @@ from qtool.dtypes import DTypeLike
 from qtool.errors import UsageError
 from qtool.formats import Source
 from qtool.jobs import recipes, screening, streams
+from qtool.jobs.activations import Words, listed
 from qtool.jobs.division import Division
 from qtool.jobs.given import Given, GivenValue
 from qtool.jobs.mixing import mixed
@@ -30,6 +31,7 @@ from qtool.report import Report
 
 if TYPE_CHECKING:
     from qtool.formats.onnx import OnnxSource
+    from qtool.jobs.second_order import SecondOrder
 
 
 def quantize_file(
@@ -65,6 +67,10 @@ def quantize_file(
     save_recipe: str | Path | None = None,
     layout: str | None = None,
     dynamic_activations: bool | None = None,
+    hessian: Words = None,
+    activations: Words = None,
+    damping: float | None = None,
+    act_order: bool | None = None,
     to: str | None = None,
     external_data: bool = False,
     requantize: bool = False,
@@ -91,6 +97,8 @@ def quantize_file(
     save_recipe: where the recipe goes that says all of this, and what was chosen.
     layout: how quantized tensors are spelled, see layouts; None: "native", or "qdq" in ONNX.
     dynamic_activations: readers are to quantize activations too, where the layout can say it.
+    hessian, activations: what is known of the inputs of layers, for second-order rounding of their
+        weights; see SecondOrder. damping: None: 0.01. act_order: None: True.
     resume, shards, scheduler: see Division; a slice's Report is on its own shards and not written.
     jobs: threads for large tensors; None: the cores that the process may use.
     Returns the Report. Raises QtoolError; dst is then as it was.
@@ -102,7 +110,8 @@ def quantize_file(
         scale_dtype=scale_dtype, global_scale=global_scale, mx_rule=mx_rule,
         precision=precision, saturate=saturate, nonfinite=nonfinite, semantics=semantics,
         narrow_range=narrow_range, negative_scale=negative_scale, source_dtype=source_dtype,
-        layout=layout, dynamic_activations=dynamic_activations, to=to,
+        layout=layout, dynamic_activations=dynamic_activations, hessian=listed(hessian),
+        activations=listed(activations), damping=damping, act_order=act_order, to=to,
         external_data=external_data, requantize=requantize, allow_empty=allow_empty,
         target_bits=target_bits, target_sqnr=target_sqnr, candidates=list(candidates),
     )  # fmt: skip
@@ -121,6 +130,7 @@ def quantize_file(
         force=force,
         progress=progress,
         graph=NBits(given) if asked.options.get("layout") == nbits.NAME else None,
+        second_order=_second_order(asked),
     )
 
 
@@ -130,6 +140,16 @@ def _given(recipe: Recipe) -> Given | None:
     if scale is None:
         return None
     return Given(scale, zero_point, recipe.words.get("scale_dtype"))
+
+
+def _second_order(recipe: Recipe) -> SecondOrder | None:
+    """What rounds weights by the inputs of their layers; None where the recipe gives none."""
+    names = ("hessian", "activations", "damping", "act_order")
+    if not any(name in recipe.options for name in names):
+        return None
+    from qtool.jobs.second_order import SecondOrder
+
+    return SecondOrder.of(*(recipe.options.get(name) for name in names))
 
 
 def run(
@@ -147,11 +167,12 @@ def run(
     progress: Progress | None,
     save_recipe: str | Path | None = None,
     graph: OnnxLayout | None = None,
+    second_order: SecondOrder | None = None,
 ) -> Report:
     """Quantize src into dst by recipe; see quantize_file.
 
     tag: part of the default name. graph: how weights are spelled in ONNX models, where not by
-    DequantizeLinear.
+    DequantizeLinear. second_order: rounds the weights that it knows.
     """
     options = recipe.options
     to, external_data = options.get("to"), options.get("external_data", False)
@@ -164,6 +185,7 @@ def run(
         return quantize_folder(
             command, src, dst, recipe, given, tag=tag, report_to=report_to, division=division,
             jobs=jobs, force=force, progress=progress, save_recipe=save_recipe,
+            second_order=second_order,
         )  # fmt: skip
     division.check_unused(src)
     started = time.perf_counter()
@@ -173,6 +195,7 @@ def run(
         if container != "onnx":
             _check_onnx_alone(source, container, graph, external_data=external_data)
         sources = streams.source_files(src, source) + (given.paths if given else [])
+        sources += second_order.paths if second_order else []
         streams.check_target(sources, name, force=force)
         report_path = streams.report_path(report_to, name)
         streams.check_report(report_path, [*sources, Path(name)], force=force)
@@ -196,8 +219,13 @@ def run(
         screening.check_something(plan, recipe, source)
         screening.check_room(plan, name, container)
         screening.check_kinds(plan, spelled, container)
+        if second_order is not None:
+            second_order.check(plan)
         keeping.keep(recipe)
-        job = Job(readable, plan, given, spelled, progress, threads, graph=graph)
+        job = Job(
+            readable, plan, given, spelled, progress, threads, graph=graph,
+            second_order=second_order,
+        )  # fmt: skip
         with streams.placed(name, f"{source.path.stem}.{container}") as path:
             job.write(path, container, external_data=external_data)
             written = streams.written(path, name, container)
@@ -210,10 +238,11 @@ def run(
                 "tensors": len(plan),
             },
             written,
-            settings(recipe, given, mixture.said) | (graph.settings if graph else {}),
+            settings(recipe, given, mixture.said, second_order) | (graph.settings if graph else {}),
             job.records,
             [(p.info.name, p.reason) for p in plan if p.reason is not None],
             screening.warnings(recipe, plan, container, readable)
+            + (second_order.warnings(plan) if second_order else [])
             + screening.nonfinite_warnings(stats for _, stats in job.records),
             time.perf_counter() - started,
         )

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial as bound
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from qtool import __version__, engine, formats, report
 from qtool.errors import FormatError, OutputError, UsageError
@@ -34,6 +34,9 @@ from qtool.recipe import Recipe
 from qtool.report import Report
 from qtool.stats import Stats
 
+if TYPE_CHECKING:
+    from qtool.jobs.second_order import SecondOrder
+
 
 def quantize_folder(
     command: str,
@@ -49,6 +52,7 @@ def quantize_folder(
     jobs: int | None,
     force: bool,
     progress: Progress | None,
+    second_order: SecondOrder | None = None,
 ) -> Report:
     """Quantize every shard of a folder; see quantize.run. With a slice: those shards alone, and
     a report on them that is not written."""
@@ -60,6 +64,7 @@ def quantize_folder(
     with streams.opened(src, recipe.options.get("source_dtype")) as opened:
         source = cast(CheckpointSource, opened)
         sources = [Path(src), *(given.paths if given else [])]
+        sources += second_order.paths if second_order else []
         folder.check(partial, sources, division, force=force)
         report_path = folder.report_path(report_to, partial)
         streams.check_report(report_path, [*sources, partial.dst], force=force)
@@ -78,10 +83,13 @@ def quantize_folder(
         screening.check_something(plan, recipe, source)
         screening.check_kinds(plan, spelled, source.container)
         _check_names(plan)
+        if second_order is not None:
+            second_order.check(plan)
         keeping.keep(recipe)
-        works = _works(source, plan, spelled, given, threads)
-        settings = choices(recipe, given, mixture.said)
+        works = _works(source, plan, spelled, given, second_order, threads)
+        settings = choices(recipe, given, mixture.said, second_order)
         warnings = screening.warnings(recipe, plan, source.container, readable)
+        warnings += second_order.warnings(plan) if second_order else []
         run = Run(
             command, __version__, str(src), str(Path(src).absolute()), settings,
             {name: work.key(settings) for name, work in works.items()},
@@ -133,6 +141,7 @@ def _works(
     plan: Sequence[Planned],
     layout: Layout,
     given: Given | None,
+    second_order: SecondOrder | None,
     jobs: int,
 ) -> dict[str, QuantizeShard]:
     """The work on each shard."""
@@ -143,7 +152,7 @@ def _works(
             names = [info.name for info in screening.readable(opened, requantize=True).infos()]
         own = tuple(planned[name] for name in names)
         part = None if given is None else given.part(names)
-        works[name] = QuantizeShard(own, layout.name, part, {})
+        works[name] = QuantizeShard(own, layout.name, part, {}, second_order)
     absmax = _shared_absmax(source, works, jobs)
     return {name: replace(work, absmax=absmax[name]) for name, work in works.items()}
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qtool.formats import Source
 from qtool.jobs import fingerprint, fusing, screening
@@ -16,6 +16,9 @@ from qtool.jobs.tensors import Job
 from qtool.layouts import LAYOUTS
 from qtool.plan import Planned
 
+if TYPE_CHECKING:
+    from qtool.jobs.second_order import SecondOrder
+
 
 @dataclass(frozen=True)
 class QuantizeShard:
@@ -23,12 +26,14 @@ class QuantizeShard:
 
     plan: without parts, which the layout of that name makes again. given: scales of its tensors
     that the user gives. absmax: the magnitude that tensors share with others in other shards.
+    second_order: rounds the weights that it knows.
     """
 
     plan: tuple[Planned, ...]
     layout: str
     given: Given | None
     absmax: dict[str, float]
+    second_order: SecondOrder | None = None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -39,7 +44,11 @@ class QuantizeShard:
         """Differs wherever the result of the same source would."""
         words = [json.dumps([settings, self.layout, self.absmax]), repr(self.plan)]
         given = _words(self.plan, self.given)
-        return fingerprint.of_words([*(word.encode() for word in words), *given])
+        inputs: Iterator[bytes] = iter(())
+        if self.second_order is not None:
+            quantized = [p.info.name for p in self.plan if p.spec is not None]
+            inputs = self.second_order.words(quantized)
+        return fingerprint.of_words([*(word.encode() for word in words), *given, *inputs])
 
     def write(self, source: Source, target: Path, jobs: int, progress: Progress) -> dict[str, Any]:
         global_scale = [p.info.name for p in self.plan if p.stored and p.stored.global_scale]
@@ -67,7 +76,10 @@ class QuantizeShard:
             for p in self.plan
         ]
         readable = screening.readable(source, requantize=True)
-        return Job(readable, plan, self.given, layout, progress, jobs, absmax)
+        return Job(
+            readable, plan, self.given, layout, progress, jobs, absmax,
+            second_order=self.second_order,
+        )  # fmt: skip
 
 
 def _words(plan: Sequence[Planned], given: Given | None) -> Iterator[bytes]:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qtool.dtypes import DType
 from qtool.jobs.given import Given
 from qtool.recipe import Recipe
 from qtool.spec import QuantSpec
 
+if TYPE_CHECKING:
+    from qtool.jobs.second_order import SecondOrder
+
 # Those of tensors, not of all.
 _OWN = ("granularity", "bias")
 
 
-def settings(recipe: Recipe, given: Given | None, target: dict[str, Any] | None) -> dict[str, Any]:
+def settings(
+    recipe: Recipe,
+    given: Given | None,
+    target: dict[str, Any] | None,
+    second_order: SecondOrder | None,
+) -> dict[str, Any]:
     """What was asked for. target: what mixed precision says of its choice."""
     default = recipe.default
     names = [f.name for f in fields(QuantSpec) if f.name not in _OWN]
@@ -35,4 +43,5 @@ def settings(recipe: Recipe, given: Given | None, target: dict[str, Any] | None)
         "target": target,
         "requantize": recipe.options.get("requantize", False),
         "graph": None,
-    }
+        "hessian": [], "activations": [], "damping": None, "act_order": None,
+    } | (second_order.settings if second_order else {})  # fmt: skip

@@ -26,6 +26,7 @@ from qtool.tensor import Outcome, QuantizedTensor, Target
 
 if TYPE_CHECKING:
     from qtool.formats.onnx import OnnxSource
+    from qtool.jobs.second_order import SecondOrder
 
 
 class Taker(Protocol):
@@ -76,7 +77,7 @@ class Job:
 
     layout: of .safetensors and .npz files; graph: of ONNX models, None: DequantizeLinear. absmax:
     the largest magnitude of tensors that share a global scale with others, also in other files;
-    None: shared in this file alone.
+    None: shared in this file alone. second_order: rounds the weights that it knows.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Job:
         jobs: int,
         absmax: Mapping[str, float] | None = None,
         graph: OnnxLayout | None = None,
+        second_order: SecondOrder | None = None,
     ) -> None:
         self._source = source
         self._plan = plan
@@ -98,6 +100,7 @@ class Job:
         self._jobs = jobs
         self._absmax = absmax
         self._graph = graph
+        self._second_order = second_order
         self.records: list[tuple[dict[str, Any], Stats]] = []
 
     def write(self, path: Path, container: str, *, external_data: bool) -> None:
@@ -187,7 +190,9 @@ class Job:
             scale, zero = (self._given and self._given.of(info.name)) or (None, None)
             absmax = shared.get(info.name)
             asked = engine.request(info.name, info.shape, info.dtype, spec, scale, zero, absmax)
-            if kernels_pay and info.size >= engine.TILES_PAY and engine.can_stream(asked):
+            if self._second_order is not None and self._second_order.has(info.name):
+                outcome = self._round(self._second_order, planned, asked, writer)
+            elif kernels_pay and info.size >= engine.TILES_PAY and engine.can_stream(asked):
                 outcome = self._stream(asked, writer)
             else:
                 tensor = engine.plain.quantize(self._source.read(info.name), asked)
@@ -199,6 +204,17 @@ class Job:
             )
             self.records.append((record, outcome.stats))
             self._progress.finish(info.name)
+
+    def _round(
+        self, second_order: SecondOrder, planned: Planned, asked: engine.Request, writer: Taker
+    ) -> Outcome:
+        """Quantize a tensor for the least error of its layer's outputs."""
+        info = planned.info
+        second_order.load(info, asked.spec, self._progress.note)
+        tensor = second_order.quantize(self._source.read(info.name), asked, info, self._jobs)
+        writer.add(info.name, tensor)
+        self._progress.advance(info.nbytes)
+        return tensor.outcome
 
     def _stream(self, asked: engine.Request, writer: Taker) -> Outcome:
         from qtool.engine.stream import Stream

@@ -48,6 +48,7 @@ SIGNATURES: dict[str, tuple[str, str]] = {
         f"{_GROUPS} i i4* d d d i8* f4* i i8* i i8* i8* f4* f4* f4* f4* f8* f8* f4* f4*",
     ),
     "add_costs": ("search", f"{_GROUPS} i i4* d i f4* f4* f4* f4* f4* f8* f8*"),
+    "subtract_product": ("product", "f8* i f8* i f8* i i i i f8*"),
 }
 
 _FOLDER = Path(__file__).parent

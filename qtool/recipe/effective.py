@@ -25,7 +25,7 @@ def effective(
     """The recipe in a file, with options over its own, and rules behind its own.
 
     options: under the names of words.WORDS and toml.OPTIONS; None, False or nothing in it: not
-    given, but for words, of which None alone is not given.
+    given, but for words and act_order, of which None alone is not given.
     Raises UsageError for what contradicts itself, FormatError for a file that is no recipe.
     """
     base = Recipe({}) if recipe is None else toml.read(recipe)
@@ -33,7 +33,10 @@ def effective(
     others = {
         k: v
         for k, v in options.items()
-        if k not in WORDS and v is not None and v is not False and not (_is_list(v) and not v)
+        if k not in WORDS
+        and v is not None
+        and not (_is_list(v) and not v)
+        and (v is not False or k == "act_order")
     }
     return replace(
         base,

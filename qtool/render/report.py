@@ -52,11 +52,13 @@ def warnings(report: dict[str, Any]) -> None:
 
 
 def _tensor_table(tensors: Sequence[dict[str, Any]], totals: dict[str, Any], width: int) -> Table:
-    rows = [[kind(row), *_figures(row)] for row in tensors]
+    of_outputs = bool(totals["second_order"])
+    rows = [[kind(row), *_figures(row, of_outputs=of_outputs)] for row in tensors]
     names = [row["name"] for row in tensors]
-    last = (many(totals["tensors"], "tensor"), ["", *_figures(totals)])
+    last = (many(totals["tensors"], "tensor"), ["", *_figures(totals, of_outputs=of_outputs)])
     table = new_table("tensor, worst first", "type")
-    for column in ("SQNR", "max error", "clipped", "bits"):
+    outputs = ("output error", "nearest") if of_outputs else ()
+    for column in ("SQNR", "max error", "clipped", "bits", *outputs):
         table.add_column(column, justify="right", no_wrap=True)
     name_width = room(table, [*rows, last[1]], width)
     for name, cells in zip(short_names(names, name_width), rows, strict=True):
@@ -66,11 +68,13 @@ def _tensor_table(tensors: Sequence[dict[str, Any]], totals: dict[str, Any], wid
     return table
 
 
-def _figures(row: dict[str, Any]) -> list[str]:
+def _figures(row: dict[str, Any], *, of_outputs: bool) -> list[str]:
     sqnr = "exact" if row["mse"] == 0 else number(row["sqnr_db"], ".2f", " dB")
     clipped = number(row["clipped_fraction"], ".3%") if row["clipped"] else "0"
     bits = number(row["bits_per_weight"], ".2f")
-    return [sqnr, number(row["max_abs_error"], ".3g"), clipped, bits]
+    outputs = [number(row[name], ".4f") for name in ("output_error", "output_error_nearest")]
+    largest = number(row["max_abs_error"], ".3g")
+    return [sqnr, largest, clipped, bits, *(outputs if of_outputs else [])]
 
 
 def _badness(row: dict[str, Any]) -> float:
