@@ -23,9 +23,10 @@ INT4 = ["--dtype", "int4", "--block-size", "32", "--scale-dtype", "float16"]
 WAYS = {
     "absmax": [*INT4, "--method", "absmax"],
     "mse": [*INT4, "--method", "mse"],
+    "second-order": [*INT4, "--method", "mse", "--activations", "ACTIVATIONS"],
     "mixed": ["--target-bits", "4.5", "--scale-dtype", "float16"],
 }
-BETTER = [("mse", "absmax"), ("mixed", "mse")]
+BETTER = [("mse", "absmax"), ("mixed", "mse"), ("second-order", "mse")]
 
 
 class Loss:
