@@ -213,7 +213,7 @@ def quantize(
             metavar=options.FLAG,
             help="The layout tells its readers to quantize activations too, while running.",
             show_default=False,
-            rich_help_panel=options.OUTPUT,
+            rich_help_panel="Activations",
         ),
     ] = None,
     hessian: Annotated[
