@@ -123,7 +123,7 @@ def _rows() -> Iterator[Row]:
     for block in (32, 64):
         yield _row(f"MLX affine, {block}", 4 + 32 / block,
                    partial(peers.mlx, mode="affine", block=block),
-                   f"uint4 {block} float16", bias=True, **signed, **offset)  # fmt: skip
+                   f"uint4 {block} float16", bias=True, **offset)  # fmt: skip
     yield _row("MLX mxfp4", 4.25, partial(peers.mlx, mode="mxfp4", block=32),
                "float4e2m1 32 float8e8m0")  # fmt: skip
     yield _row("MLX nvfp4", 4.5, partial(peers.mlx, mode="nvfp4", block=16),

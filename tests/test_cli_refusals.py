@@ -70,7 +70,7 @@ ARGUMENTS: list[Any] = [  # arguments after "quantize", exit code, what the line
     pytest.param("x.npy --dtype int8 --method percentile:100.1", 2,
                  "percentile 100.1 is outside (0, 100]", id="percentile-above-100"),
     pytest.param("x.npy --dtype int8 --method percentile:x", 2,
-                 "'percentile:x' is unknown; use absmax, minmax, mse, entropy or percentile:P",
+                 "'percentile:x' is unknown; use absmax, minmax, mse, optimal, entropy or",
                  id="percentile-x"),
     pytest.param("x.npy --dtype int8 --method best", 2, "--method: 'best' is unknown", id="method"),
     pytest.param("x.npy --dtype int8 --method minmax --symmetric", 2, "use --asymmetric",

@@ -210,13 +210,14 @@ def test_tiles_and_global_scales_stream_as_in_the_plain_path(
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("method", ["absmax", "mse"])
 def test_the_magnitude_that_fused_tensors_share_is_that_of_all_finite_elements(
-    source: Any, jobs: int, monkeypatch: pytest.MonkeyPatch
+    method: str, source: Any, jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = values((37, 1111), source, 5, nonfinite=True)
     largest = float(np.abs(x.astype(np.float64))[np.isfinite(x.astype(np.float64))].max())
-    spec = QuantSpec("float4e2m1", Blocked(1, 16), scale_dtype="float8e4m3fn", global_scale=True,
-                     nonfinite="allow")  # fmt: skip
+    spec = QuantSpec("float4e2m1", Blocked(1, 16), method=method, scale_dtype="float8e4m3fn",
+                     global_scale=True, nonfinite="allow")  # fmt: skip
     monkeypatch.setattr(tiling, "_SMALL_TILE", 4096)
     for pays in (False, True):
         monkeypatch.setattr(engine, "kernels_pay", lambda elements, pays=pays: pays)
@@ -224,16 +225,31 @@ def test_the_magnitude_that_fused_tensors_share_is_that_of_all_finite_elements(
             asked = request("x", x.shape, resolve(x.dtype), spec, None, None, over)
             assert engine.find_absmax(reader_of(x), asked, jobs=jobs) == largest
             want, got = plain.quantize(x, asked), stream.quantize_array(x, asked, jobs=jobs)
-            # the smallest power of two of which 6 * 448 times reach the magnitude
-            assert (
-                want.global_scale
-                == got.global_scale
-                == 2.0 ** np.ceil(np.log2((over or largest) / 2688))
-            )
+            # the smallest power of two of which 6 * 448 times reach the magnitude; twice that where
+            # a search shares it
+            power = 2.0 ** np.ceil(np.log2((over or largest) / 2688))
+            assert want.global_scale == got.global_scale
+            if method == "absmax" or over:
+                assert got.global_scale == power * (1 + (method == "mse"))
             assert (want.y.tobytes(), want.scale.tobytes()) == (
                 got.y.tobytes(),
                 got.scale.tobytes(),
             )
+
+
+@pytest.mark.parametrize("target", ["int2", "uint2", "int4", "uint4", "float4e2m1", "int8"])
+@pytest.mark.parametrize("storage", ["float32", "bfloat16", "float8e8m0"])
+@pytest.mark.parametrize("longest", [100, 1 << 20])
+def test_scales_of_the_largest_values_are_those_of_the_plain_path(
+    target: str, storage: str, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups whose values would hardly be finite keep the scales that the search begins with."""
+    monkeypatch.setattr(searching, "_LARGEST_WINDOW", longest)
+    largest = np.finfo(np.float32).max * np.random.default_rng(6).choice([1, 0.3, 0.2], (64, 1))
+    x = (np.random.default_rng(7).uniform(-1, 1, (64, 64)) * largest).astype(np.float32)
+    for granularity in (Blocked(1, 16), PerAxis(1)):
+        spec = QuantSpec(target, granularity, method="mse", scale_dtype=storage)
+        check_same(x, spec, 1)
 
 
 def test_a_magnitude_is_refused_where_an_element_is_not_finite(

@@ -137,8 +137,8 @@ def test_scales_are_those_of_the_plain_formula(dtype: str, tmp_path: Path) -> No
     w = weight((80, 5))
     low, high = INTEGERS[dtype]
     for symmetric in (True, False):
-        result, _ = job(matmul(w), tmp_path, dtype=dtype, symmetric=symmetric, block_size=32,
-                        force=True, **LAYOUT)  # fmt: skip
+        result, _ = job(matmul(w), tmp_path, dtype=dtype, block_size=32, force=True,
+                        method="absmax" if symmetric else "minmax", **LAYOUT)  # fmt: skip
         _, scales, zeros = matmul_codes(result.graph.node[0], stored(result))
         for column in range(5):
             for block in range(3):
@@ -289,8 +289,8 @@ def test_it_is_as_small_and_as_close_as_onnxruntimes_own_quantizer(
     if source == "float32":  # the reader of this test understands them
         identity = served(theirs, their_tensors, np.eye(k, dtype=np.float32))
         assert np.array_equal(identity, matmul_weight(theirs, their_tensors))  # but for -0.0
-    result, report = job(matmul(w), tmp_path, dtype=f"uint{bits}", symmetric=symmetric,
-                         block_size=block, **LAYOUT)  # fmt: skip
+    result, report = job(matmul(w), tmp_path, dtype=f"uint{bits}", block_size=block,
+                         method="absmax" if symmetric else "minmax", **LAYOUT)  # fmt: skip
     (ours,), our_tensors = result.graph.node, stored(result)
     assert attributes(ours) == attributes(theirs)
     assert [(t.dtype, t.shape) for t in our_tensors.values()] == [
@@ -309,6 +309,26 @@ def test_it_is_as_small_and_as_close_as_onnxruntimes_own_quantizer(
     difference = np.abs(codes - their_codes)[:, :k]
     assert difference.max() <= 1
     assert np.count_nonzero(difference) <= 1
+
+
+@pytest.mark.parametrize("source", ["float32", "float16"])
+@pytest.mark.parametrize(("k", "n", "block"), SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"symmetric": True, "negative_scale": True}], ids=["default", "symmetric"]
+)
+@pytest.mark.parametrize("bits", [2, 4])
+def test_its_error_is_not_above_that_of_onnxruntimes_own_quantizer(
+    bits: int, options: dict[str, Any], k: int, n: int, block: int, source: str, tmp_path: Path
+) -> None:
+    """With a zero point, and without one, where the sign of their scales is free too."""
+    w = weight((k, n), source)
+    theirs = by_onnxruntime(w, bits, block, symmetric="symmetric" in options)
+    result, _ = job(matmul(w), tmp_path, dtype=f"uint{bits}", block_size=block, **options, **LAYOUT)
+    errors = [
+        float(np.square(matmul_weight(node, tensors).astype(np.float64) - w).sum())
+        for node, tensors in ((result.graph.node[0], stored(result)), theirs)
+    ]
+    assert errors[0] <= errors[1]
 
 
 # ------------------------------------------- odd weights

@@ -63,5 +63,5 @@ def test_its_shell_commands_run_in_order_and_print_what_it_shows(checkout: Path)
 def test_its_python_runs(checkout: Path) -> None:
     [code] = blocks("python")
     printed = run([sys.executable, "-W", "error", "-c", code], checkout).stdout.splitlines()
-    assert printed[0].startswith("int4 (64, 8) 20.")
+    assert printed[0].startswith("int4 (64, 8) 21.")
     assert 0.02 < float(printed[1]) < 0.03

@@ -233,7 +233,7 @@ def test_scales_are_stored_in_their_own_type_or_that_of_the_tensor(
     assert stored is DTYPES[expected]
 
 
-METHODS = "absmax, minmax, mse, entropy or percentile:P with P in (0, 100]"
+METHODS = "absmax, minmax, mse, optimal, entropy or percentile:P with P in (0, 100]"
 # fmt: off
 REFUSED = [
     ("float32", PerTensor(), {}, "dtype: QuantizeLinear does not produce float32; use one of "),
