@@ -15,7 +15,8 @@ from qtool.engine.request import Request
 from qtool.kernels.geometry import layout, places
 from qtool.kernels.searcher import TileSearcher
 from qtool.pool import buffer, in_order
-from qtool.scales.search import Grid, best, bounds, squared, stages
+from qtool.scales.search import Grid, best, bounds, squared
+from qtool.scales.stages import stages
 from qtool.spec import Blocked, Granularity, PerAxis, Reader, Shape, Tiled
 
 Array = NDArray[Any]
