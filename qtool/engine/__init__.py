@@ -31,12 +31,15 @@ __all__ = [
     "quantize",
     "request",
     "restore_plain",
+    "work",
 ]
 
 # Elements from which on loading the kernels pays, and compiling them, which happens once.
 LOADING_PAYS, COMPILING_PAYS = 1 << 21, 1 << 25
 # Elements of one tensor from which on tiles pay, once the kernels are loaded.
 TILES_PAY = 1 << 16
+
+_EFFORT = {"mse": 4, "optimal": 128}
 
 SOURCES = ("float32", "float16", "bfloat16")
 
@@ -77,7 +80,7 @@ def quantize(
         return second_order.quantize_array(x, asked, np.asarray(hessian), damping, act_order)
     if damping is not None or act_order is not None:
         raise SpecError("damping, act_order", "given without a Hessian", "give one")
-    if can_stream(asked) and kernels_pay(x.size):
+    if can_stream(asked) and kernels_pay(work(spec, x.size)):
         from qtool.engine.stream import quantize_array
 
         return quantize_array(x, asked, jobs=default_jobs())
@@ -100,8 +103,13 @@ def find_absmax(read: Reader, asked: Request, *, jobs: int) -> float:
     return largest
 
 
+def work(spec: QuantSpec, elements: int) -> int:
+    """What quantizing by spec takes, as elements that are not searched for scales."""
+    return elements * _EFFORT.get(spec.method, 1)
+
+
 def kernels_pay(elements: int) -> bool:
-    """Whether work on that many elements in all is done sooner with kernels."""
+    """Whether work on that many elements in all, see work(), is done sooner with kernels."""
     if elements < LOADING_PAYS:
         return False
     from qtool.kernels import machine

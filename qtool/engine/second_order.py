@@ -105,7 +105,7 @@ def _parameters(
     x: Array, single: Array, asked: Request, jobs: int
 ) -> tuple[Array, Array | None, float | None]:
     """Scale, zero point and global scale of nearest rounding, with kernels where that pays."""
-    if not (engine.can_stream(asked) and engine.kernels_pay(x.size)):
+    if not (engine.can_stream(asked) and engine.kernels_pay(engine.work(asked.spec, x.size))):
         return plain.parameters(single, asked)
     from qtool.engine import stream
 

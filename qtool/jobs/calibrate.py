@@ -187,7 +187,9 @@ class _Job:
         spec = self._spec.at(tensor.granularity)
         given = _from_ranges(tensor, spec) if spec.needs_distribution else ()
         asked = engine.request(tensor.name, tensor.shape, tensor.dtype, spec, *given)
-        if not (engine.can_stream(asked) and engine.kernels_pay(tensor.size)):
+        if not (
+            engine.can_stream(asked) and engine.kernels_pay(engine.work(asked.spec, tensor.size))
+        ):
             self._progress.advance(tensor.nbytes)
             found = engine.plain.quantize(tensor.read(), asked)
             return found.scale, found.zero_point, found.outcome

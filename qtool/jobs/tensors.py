@@ -184,7 +184,7 @@ class Job:
         quantized = [(p, p.spec) for p in self._plan if p.spec is not None]
         shared = self.shared_absmax() if self._absmax is None else self._absmax
         self._progress.begin(len(quantized), sum(p.info.nbytes for p, _ in quantized))
-        kernels_pay = engine.kernels_pay(sum(p.info.size for p, _ in quantized))
+        kernels_pay = engine.kernels_pay(sum(engine.work(s, p.info.size) for p, s in quantized))
         for planned, spec in quantized:
             info = planned.info
             scale, zero = (self._given and self._given.of(info.name)) or (None, None)
@@ -192,7 +192,11 @@ class Job:
             asked = engine.request(info.name, info.shape, info.dtype, spec, scale, zero, absmax)
             if self._second_order is not None and self._second_order.has(info.name):
                 outcome = self._round(self._second_order, planned, asked, writer)
-            elif kernels_pay and info.size >= engine.TILES_PAY and engine.can_stream(asked):
+            elif (
+                kernels_pay
+                and engine.work(spec, info.size) >= engine.TILES_PAY
+                and engine.can_stream(asked)
+            ):
                 outcome = self._stream(asked, writer)
             else:
                 tensor = engine.plain.quantize(self._source.read(info.name), asked)
