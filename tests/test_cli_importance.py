@@ -194,10 +194,11 @@ def test_weights_that_cannot_be(folder: Path, array: Array, word: str, said: str
          "--importance: two for a.weight: a.weight of {}/channels.npz and a.weight of {}/x.npz; "
          "leave one of them out"),
         *((["--importance", "{}/channels.npz", "--method", method],
-           f"--importance: {method} follows the range of a.weight alone; use --method mse")
+           f"--importance: {method} follows the range of a.weight alone; use --method mse or "
+           "optimal")
           for method in ("absmax", "minmax", "percentile:99", "entropy")),
         (["--importance", "{}/channels.npz", "--rule", "a*: method=absmax"],
-         "--importance: absmax follows the range of a.weight alone; use --method mse"),
+         "--importance: absmax follows the range of a.weight alone; use --method mse or optimal"),
         (["--importance", "{}/channels.npz", "--precision", "float16"],
          "--importance: of a.weight needs method mse: method: mse does not go with precision "
          "float16; leave one of them out"),

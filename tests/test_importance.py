@@ -107,12 +107,15 @@ def test_nearly_the_least_error_of_every_bfloat16_scale(
         errors = (weights * (x.astype(np.float64) - codes * s.astype(np.float64)) ** 2).sum(2)
         least = np.minimum(least, errors.min(axis=1))
     assert least.sum() * (1 - 1e-12) <= found < 1.06 * least.sum()
+    optimal = QuantSpec(dtype, Blocked(1, 32), scale_dtype="bfloat16", method="optimal")
+    best = costs(BLOCKS, w, qtool.quantize(BLOCKS, optimal, importance=w), 32)
+    np.testing.assert_allclose(best.reshape(-1), least, rtol=1e-9)
     unweighted = costs(BLOCKS, w, qtool.quantize(BLOCKS, spec), 32).sum()
     assert found < 0.9 * unweighted
 
 
 @EVERY
-@pytest.mark.parametrize("method", ["mse"])
+@pytest.mark.parametrize("method", ["mse", "optimal"])
 def test_asymmetric_grids(kind: str, method: str) -> None:
     w = WEIGHTS[kind]
     spec = QuantSpec("uint4", Blocked(1, 32), method=method, symmetric=False)
@@ -124,8 +127,8 @@ def test_asymmetric_grids(kind: str, method: str) -> None:
 def test_a_group_of_weights_0_has_the_unweighted_choice() -> None:
     w = WEIGHTS["elements"].copy()
     w[::3, 32:] = 0
-    for options in ({}, {"symmetric": False}):
-        spec = QuantSpec("int4", Blocked(1, 32), method="mse", **options)
+    for method, options in product(("mse", "optimal"), ({}, {"symmetric": False})):
+        spec = QuantSpec("int4", Blocked(1, 32), method=method, **options)
         found, free = qtool.quantize(BLOCKS, spec, importance=w), qtool.quantize(BLOCKS, spec)
         assert found.scale[::3, 1].tolist() == free.scale[::3, 1].tolist()
         assert found.y[::3, 32:].tolist() == free.y[::3, 32:].tolist()
@@ -144,6 +147,9 @@ SPECS = {
     "blocks": QuantSpec("int4", Blocked(1, 32)),
     "asymmetric": QuantSpec("uint4", Blocked(1, 24), method="mse"),
     "int2": QuantSpec("int2", Blocked(1, 64), symmetric=False),
+    "optimal": QuantSpec("int4", Blocked(1, 32), method="optimal", scale_dtype="bfloat16"),
+    "optimal columns": QuantSpec("uint4", Blocked(0, 24), method="optimal", scale_dtype="float16"),
+    "optimal tensor": QuantSpec("int4", PerTensor(), method="optimal", scale_dtype="float8e4m3fn"),
     "columns": QuantSpec("int4", Blocked(0, 32)),
     "axis": QuantSpec("int8", PerAxis(0), method="mse"),
     "tensor": QuantSpec("uint4", PerTensor(), method="mse"),
@@ -316,7 +322,7 @@ ONES = np.ones((300, 64), np.float32)
         (np.zeros(64), {}, "importance of x: zeros alone; leave it out, or give some weight"),
         (np.array(["a"] * 64), {}, "importance of x: <U1 values; give numbers"),
         (ONES, {"method": "absmax"}, "importance of x: method absmax follows the range alone; use "
-         "mse"),
+         "mse or optimal"),
     ],
 )  # fmt: skip
 def test_refusals(importance: Array, options: dict[str, Any], said: str) -> None:
