@@ -148,7 +148,7 @@ SPECS = {
     "asymmetric": QuantSpec("uint4", Blocked(1, 24), method="mse"),
     "int2": QuantSpec("int2", Blocked(1, 64), symmetric=False),
     "optimal": QuantSpec("int4", Blocked(1, 32), method="optimal", scale_dtype="bfloat16"),
-    "optimal columns": QuantSpec("uint4", Blocked(0, 24), method="optimal", scale_dtype="float16"),
+    "optimal columns": QuantSpec("uint4", Blocked(0, 24), method="optimal", scale_dtype="bfloat16"),
     "optimal tensor": QuantSpec("int4", PerTensor(), method="optimal", scale_dtype="float8e4m3fn"),
     "columns": QuantSpec("int4", Blocked(0, 32)),
     "axis": QuantSpec("int8", PerAxis(0), method="mse"),
