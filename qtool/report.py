@@ -23,15 +23,21 @@ Report = dict[str, Any]
 
 
 def tensor_record(
-    info: TensorInfo, how: Mapping[str, Any], stats: Stats, bytes_after: int
+    info: TensorInfo,
+    how: Mapping[str, Any],
+    stats: Stats,
+    bytes_after: int,
+    importance: str | None = None,
 ) -> dict[str, Any]:
-    """One entry of "tensors". how: what QuantizedTensor.describe() says."""
+    """One entry of "tensors". how: what QuantizedTensor.describe() says. importance: what weights
+    of errors are of."""
     return {
         "name": info.name,
         "shape": list(info.shape),
         "source_dtype": info.dtype.name,
         "rounded_to": "float32" if info.dtype.name == "float64" else None,
         **how,
+        "importance": importance,
         **stats.figures(),
         "max_abs_error_index": unravel(stats.max_abs_error_at, info.shape),
         **_sizes(info.size, info.nbytes, bytes_after),

@@ -8,7 +8,7 @@ in index order. All sums are float64, without fused multiply-add.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,8 @@ from qtool.spec import Shape
 
 Array = NDArray[Any]
 
+_SUMS, _WEIGHTED = 5, 3  # how many there are
+
 
 @dataclass(slots=True)
 class Stats:
@@ -27,6 +29,7 @@ class Stats:
 
     Non-finite x are counted and left out of extremes and sums.
     sums: of x^2, e^2, e, x * x_hat and x_hat^2, where e = x_hat - x.
+    weighted: sums of w, w x^2 and w e^2; None where some elements have no weights w.
     max_abs_error_at: index in C order of the first element of largest |e|.
     """
 
@@ -41,10 +44,15 @@ class Stats:
     max: float = -math.inf
     max_abs_error: float = -1.0
     max_abs_error_at: int | None = None
-    sums: Array = field(default_factory=lambda: np.zeros(5))
+    sums: Array = field(default_factory=lambda: np.zeros(_SUMS))
+    weighted: Array | None = None
 
     def merge(self, other: Stats) -> None:
         """Add the elements of other, which come after these."""
+        if not self.elements:
+            self.weighted = other.weighted
+        elif other.elements and self.weighted is not None:
+            self.weighted = None if other.weighted is None else self.weighted + other.weighted
         at = other.max_abs_error_at
         if at is not None and exceeds(other.max_abs_error, self.max_abs_error):
             self.max_abs_error, self.max_abs_error_at = other.max_abs_error, self.elements + at
@@ -60,7 +68,8 @@ class Stats:
 
         mse = sum(e^2) / n, rmse = sqrt(mse), mean_error = sum(e) / n over the n finite elements;
         relative_error = ||e|| / ||x||, sqnr_db = 10 log10(sum(x^2) / sum(e^2)), None where either
-        sum is 0; cosine_similarity = <x, x_hat> / (||x|| ||x_hat||).
+        sum is 0; cosine_similarity = <x, x_hat> / (||x|| ||x_hat||). weighted_mse = sum(w e^2) /
+        sum(w), and so on.
         """
         xx, ee, e, xy, yy = (float(value) for value in self.sums)
         n = self.elements - self.nan_count - self.inf_count
@@ -74,28 +83,46 @@ class Stats:
             "max": self.max if n else None,
             "absmax": max(abs(self.min), abs(self.max)) if n else None,
             "mse": mse,
-            "rmse": None if mse is None else math.sqrt(mse),
+            "rmse": _root(mse),
             "mean_error": _ratio(e, n),
             "max_abs_error": _finite(self.max_abs_error) if n else None,
-            "sqnr_db": 10 * math.log10(xx / ee) if _positive(xx) and _positive(ee) else None,
+            "sqnr_db": decibels(xx, ee),
             "cosine_similarity": _ratio(xy, math.sqrt(xx * yy)),
-            "relative_error": None if (r := _ratio(ee, xx)) is None else math.sqrt(r),
+            "relative_error": _root(_ratio(ee, xx)),
         }
-        return figures
+        w, wxx, wee = (0.0, 0.0, 0.0) if self.weighted is None else map(float, self.weighted)
+        return figures | {
+            "weighted_mse": _ratio(wee, w),
+            "weighted_relative_error": _root(_ratio(wee, wxx)),
+            "weighted_sqnr_db": decibels(wxx, wee),
+        }
 
     def to_json(self) -> dict[str, Any]:
         """All of it, to the last bit, as plain data; floats as text in base 16."""
         extremes = {name: getattr(self, name).hex() for name in _EXTREMES}
-        sums = [float(value).hex() for value in self.sums]
         counts = {name: getattr(self, name) for name in _COUNTS}
-        return counts | extremes | {"max_abs_error_at": self.max_abs_error_at, "sums": sums}
+        sums = {
+            "sums": _to_text(self.sums),
+            "weighted": None if self.weighted is None else _to_text(self.weighted),
+        }
+        return counts | extremes | {"max_abs_error_at": self.max_abs_error_at, **sums}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Stats:
         """What to_json() has given."""
         extremes = {name: float.fromhex(fields[name]) for name in _EXTREMES}
-        sums = np.array([float.fromhex(value) for value in fields["sums"]])
-        return cls(**{**fields, **extremes, "sums": sums})
+        sums = {"sums": _from_text(fields["sums"])}
+        if fields["weighted"] is not None:
+            sums["weighted"] = _from_text(fields["weighted"])
+        return cls(**{**fields, **extremes, **sums})
+
+
+def _to_text(values: Array) -> list[str]:
+    return [float(value).hex() for value in values]
+
+
+def _from_text(values: Sequence[str]) -> Array:
+    return np.array([float.fromhex(value) for value in values])
 
 
 _EXTREMES = ("min", "max", "max_abs_error")
@@ -113,37 +140,41 @@ _COUNTS = (
 class Accumulator:
     """Builds the Stats of one tensor from windows of its elements, given in C order."""
 
-    def __init__(self, qmin: float, qmax: float) -> None:
+    def __init__(self, qmin: float, qmax: float, *, weighted: bool = False) -> None:
         self._qmin, self._qmax = qmin, qmax
         self._stats = Stats()
-        self._lanes = np.zeros((5, LANES))
+        self._sums = np.zeros(_SUMS + _WEIGHTED * weighted)
+        self._lanes = np.zeros((self._sums.size, LANES))
 
-    def update(self, x: Array, v: Array, x_hat: Array) -> None:
+    def update(self, x: Array, v: Array, x_hat: Array, weights: Array | None = None) -> None:
         """Add the next elements: x as in the source, v their rounded values before saturation,
-        x_hat their reconstruction in float32."""
+        x_hat their reconstruction in float32, and their weights, if they have any."""
         # Signalling NaN, float64 beyond float32 and infinite sums are figures here, not faults.
         with np.errstate(all="ignore"):
             values = x.reshape(-1).astype(np.float64)
             estimate = x_hat.reshape(-1).astype(np.float64)
             finite = np.isfinite(x.reshape(-1).astype(np.float32, copy=False))
             window = _window(values, finite, v.reshape(-1), estimate, self._qmin, self._qmax)
+            w = None if weights is None else weights.reshape(-1).astype(np.float64)
             if not finite.all():
                 values, estimate = np.where(finite, values, 0.0), np.where(finite, estimate, 0.0)
-            self._add_sums(values, estimate)
+                w = None if w is None else np.where(finite, w, 0.0)
+            self._add_sums(values, estimate, w)
         self._stats.merge(window)
 
     def finish(self) -> Stats:
         """The figures of everything added."""
         with np.errstate(invalid="ignore"):  # Inf - Inf
-            self._stats.sums = self._stats.sums + _fold(self._lanes)
-        self._lanes = np.zeros((5, LANES))
+            sums = self._sums + _fold(self._lanes)
+        self._stats.sums = sums[:_SUMS]
+        self._stats.weighted = sums[_SUMS:] if sums.size > _SUMS else None
         return self._stats
 
-    def _add_sums(self, x: Array, x_hat: Array) -> None:
+    def _add_sums(self, x: Array, x_hat: Array, w: Array | None) -> None:
         start = self._stats.elements % CHUNK
         chunks = (start + x.size) // CHUNK
         rows = -(-(start + x.size) // LANES)
-        terms = np.zeros((5, rows * LANES))
+        terms = np.zeros((self._sums.size, rows * LANES))
         # the lanes carried over from the unfinished chunk take the place of its first row: a lane
         # that new elements reach in that row holds 0 so far
         carried = min(start, LANES)
@@ -154,11 +185,15 @@ class Accumulator:
         np.multiply(error, error, out=new[1])
         np.multiply(x, x_hat, out=new[3])
         np.multiply(x_hat, x_hat, out=new[4])
-        whole = terms[:, : chunks * CHUNK].reshape(5, chunks, CHUNK // LANES, LANES)
+        if w is not None:
+            new[5] = w
+            np.multiply(w, new[0], out=new[6])
+            np.multiply(w, new[1], out=new[7])
+        whole = terms[:, : chunks * CHUNK].reshape(len(terms), chunks, CHUNK // LANES, LANES)
         folded = _fold(np.add.reduce(whole, axis=2))
-        running = np.concatenate([self._stats.sums[:, None], folded], axis=1)
-        self._stats.sums = np.add.accumulate(running, axis=1)[:, -1]
-        rest = terms[:, chunks * CHUNK :].reshape(5, -1, LANES)
+        running = np.concatenate([self._sums[:, None], folded], axis=1)
+        self._sums = np.add.accumulate(running, axis=1)[:, -1]
+        rest = terms[:, chunks * CHUNK :].reshape(len(terms), -1, LANES)
         self._lanes = np.add.reduce(rest, axis=1)
 
 
@@ -199,6 +234,15 @@ def _fold(lanes: Array) -> Array:
 def exceeds(new: float, old: float) -> bool:
     """Whether an error is larger than another; NaN is the largest."""
     return new > old or (math.isnan(new) and not math.isnan(old))
+
+
+def decibels(signal: float, noise: float) -> float | None:
+    """The ratio of two sums of squares; None where one of them is 0 or not finite."""
+    return 10 * math.log10(signal / noise) if _positive(signal) and _positive(noise) else None
+
+
+def _root(value: float | None) -> float | None:
+    return None if value is None else math.sqrt(value)
 
 
 def _finite(value: float) -> float | None:

@@ -25,8 +25,8 @@ SIGNATURES = {
     "PerAxis": "axis",
     "Blocked": "axis, block_size",
     "Tiled": "shape",
-    "quantize": "x, spec, *, scale=None, zero_point=None, hessian=None, damping=None, "
-    "act_order=None, name='x'",
+    "quantize": "x, spec, *, scale=None, zero_point=None, importance=None, hessian=None, "
+    "damping=None, act_order=None, name='x'",
 }
 SPEC = (
     "dtype, granularity, *, symmetric=None, method=None, scale_dtype=None, precision=None, "

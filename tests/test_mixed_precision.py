@@ -291,5 +291,5 @@ def test_nothing_to_choose_for_is_said() -> None:
     ok("quantize", "m.safetensors", "--target-sqnr", "4", "--allow-empty", "--force")
     told = json.loads(Path("m.mixed.report.json").read_text())
     assert told["settings"]["target"]["predicted"] == dict.fromkeys(
-        ("bits_per_weight", "sqnr_db", "mse")
+        ("bits_per_weight", "sqnr_db", "mse", "weighted_sqnr_db", "weighted_mse")
     )

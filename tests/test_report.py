@@ -559,7 +559,7 @@ def test_the_report_says_who_made_it_and_what_was_asked(tmp_path: Path) -> None:
         "tile": None, "global_scale": False, "mx_rule": None, "preset": None, "layout": None,
         "dynamic_activations": False,
         "include": [], "exclude": ["x*"], "rules": [], "target": None,
-        "requantize": False, "graph": None,
+        "importance": [], "requantize": False, "graph": None,
         "hessian": [], "activations": [], "damping": None, "act_order": None,
     }  # fmt: skip
     assert report["source"] == {

@@ -193,6 +193,18 @@ def quantize(
             rich_help_panel=options.MIXED,
         ),
     ] = None,
+    importance: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Make weighted errors small: .npz, .safetensors or .npy of a weight >= 0 for each "
+            "element or input channel, named as the tensors; NAME=FILE, NAME a tensor or a pattern "
+            "as in --include; or activations: and either, of inputs of layers, whose mean squares "
+            "are the weights. Repeatable.",
+            show_default=False,
+            rich_help_panel=options.SCALES,
+        ),
+    ] = None,
     layout: Annotated[
         str | None,
         typer.Option(
@@ -293,7 +305,7 @@ def quantize(
                 semantics=semantics, narrow_range=narrow_range, source_dtype=source_dtype,
                 include=include or (), exclude=exclude or (), rules=rules or (), recipe=recipe,
                 target_bits=target_bits, target_sqnr=target_sqnr, candidates=candidates or (),
-                save_recipe=save_recipe, layout=layout,
+                save_recipe=save_recipe, importance=importance, layout=layout,
                 dynamic_activations=False if weights_alone else dynamic_activations,
                 hessian=hessian, activations=activations,
                 damping=damping, act_order=act_order, to=to, external_data=external_data,

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from qtool.dtypes import DType, resolve
 from qtool.engine import plain, restore_plain
-from qtool.engine.request import Request, given_codes, given_scale, request
+from qtool.engine.request import SOURCES, Request, given_codes, given_scale, request
 from qtool.engine.tiling import LARGEST_WINDOW
 from qtool.errors import SpecError
 from qtool.kernels.geometry import group_span
@@ -18,6 +18,7 @@ from qtool.spec import QuantSpec, Reader
 from qtool.tensor import Codes, QuantizedTensor
 
 __all__ = [
+    "SOURCES",
     "TILES_PAY",
     "Request",
     "can_restore",
@@ -41,8 +42,6 @@ TILES_PAY = 1 << 16
 
 _EFFORT = {"mse": 4, "optimal": 128}
 
-SOURCES = ("float32", "float16", "bfloat16")
-
 
 def quantize(
     x: ArrayLike,
@@ -50,6 +49,7 @@ def quantize(
     *,
     scale: ArrayLike | None = None,
     zero_point: ArrayLike | None = None,
+    importance: ArrayLike | None = None,
     hessian: ArrayLike | None = None,
     damping: float | None = None,
     act_order: bool | None = None,
@@ -60,6 +60,9 @@ def quantize(
     x: float32, float16, bfloat16, float64 (rounded to float32 first) or int32, any shape.
     scale, zero_point: given ones instead of spec.method: a number for every group, or an array of
         the granularity's scale shape. Without a zero point it is 0.
+    importance: a non-negative weight of the squared error of each element, or, of shape
+        (inputs,), of each index of axis 1, or of axis 0 where spec has scales per axis 1 or blocks
+        along axis 0; spec.method, one of SEARCHES, makes the weighted error small.
     hessian: (inputs, inputs), the sum or mean of v v^T over inputs v of the layer whose weight x
         is: codes are chosen for the least error of its outputs, see engine.second_order. x is
         (outputs, inputs, ...), or (inputs, outputs) where spec has scales per axis 1 or blocks
@@ -74,6 +77,10 @@ def quantize(
     """
     x = np.asarray(x, order="C")
     asked = request(name, x.shape, resolve(x.dtype, name), spec, scale, zero_point)
+    if importance is not None:
+        from qtool.engine import weighted
+
+        asked = weighted.request(asked, np.asarray(importance))
     if hessian is not None:
         from qtool.engine import second_order
 
@@ -84,7 +91,8 @@ def quantize(
         from qtool.engine.stream import quantize_array
 
         return quantize_array(x, asked, jobs=default_jobs())
-    return plain.quantize(x, asked)
+    threads = default_jobs() if asked.weights is not None and kernels_pay(work(spec, x.size)) else 0
+    return plain.quantize(x, asked, threads)
 
 
 def find_absmax(read: Reader, asked: Request, *, jobs: int) -> float:
@@ -124,6 +132,7 @@ def can_stream(asked: Request) -> bool:
     shifts_grid = asked.given is not None and asked.given[1] is not None
     return (
         0 not in asked.shape
+        and asked.weights is None
         and asked.source.name in SOURCES
         and asked.precision.name == "float32"
         and spec.saturate

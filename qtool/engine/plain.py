@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from qtool import ops, rounding, scales
 from qtool.engine import global_scale
-from qtool.engine.request import Request
+from qtool.engine.request import SOURCES, Request
 from qtool.errors import TensorError
 from qtool.spec import Blocked, Granularity, Shape, Tiled, folded
 from qtool.stats import Accumulator
@@ -23,28 +23,43 @@ Array = NDArray[Any]
 BOX = 1 << 16  # elements: their float64 temporaries stay in the L2 cache
 
 
-def quantize(x: Array, asked: Request) -> QuantizedTensor:
-    """The tensor x, in C order, as asked. Raises TensorError as engine.quantize()."""
+def quantize(x: Array, asked: Request, jobs: int = 0) -> QuantizedTensor:
+    """The tensor x, in C order, as asked. Raises TensorError as engine.quantize().
+
+    jobs: threads of kernels that search for scales by weighted errors; 0: without kernels.
+    """
     spec = asked.spec
     single = x if asked.source.is_integer else ops.cast(x, ops.FLOAT32)
     if spec.nonfinite == "error" or spec.semantics == "dynamic":
         _check_finite(x, single, asked)
-    scale, zero, over = parameters(single, asked)
+    scale, zero, over = parameters(x, single, asked, jobs)
     return measured(x, single, scale, zero, asked, over)
 
 
-def parameters(single: Array, asked: Request) -> tuple[Array, Array | None, float | None]:
-    """The scale, zero point and global scale: as given, or chosen for x as it is in float32."""
+def parameters(
+    x: Array, single: Array, asked: Request, jobs: int = 0
+) -> tuple[Array, Array | None, float | None]:
+    """The scale, zero point and global scale: as given, or chosen for x, which is single in
+    float32. jobs: see quantize()."""
     if asked.given is not None:
         return *asked.given, None
     with naming(asked.name):
         over = _global_scale(single, asked) if asked.spec.global_scale else None
-        scale, zero = scales.choose(
-            ops.cast(single, ops.FLOAT32), asked.spec, asked.storage, over or 1.0
-        )
+        scale, zero = _chosen(x, ops.cast(single, ops.FLOAT32), asked, over or 1.0, jobs)
     divisor = ops.cast(operator_scale(scale, over), asked.precision)
     ops.check_scale(divisor, f"scale of {asked.name}")
     return scale, zero, over
+
+
+def _chosen(
+    x: Array, single: Array, asked: Request, over: float, jobs: int
+) -> tuple[Array, Array | None]:
+    """Scale and zero point of x, which is single in float32."""
+    if jobs and x.size and asked.source.name in SOURCES and asked.weights is not None:
+        from qtool.engine import searching
+
+        return searching.weighted(x, single, asked, jobs, over)
+    return scales.choose(single, asked.spec, asked.storage, over, asked.weights)
 
 
 def _global_scale(single: Array, asked: Request) -> float:
@@ -52,10 +67,14 @@ def _global_scale(single: Array, asked: Request) -> float:
     if absmax is None:
         finite = np.isfinite(single)
         absmax = float(np.max(np.abs(single), where=finite, initial=0.0))
-    groups = scales.grouped(ops.cast(single, ops.FLOAT32), asked.spec.granularity)
+    granularity, weights = asked.spec.granularity, asked.weights
+    groups = scales.grouped(ops.cast(single, ops.FLOAT32), granularity)
+    shares = None if weights is None else scales.grouped(weights, granularity)
 
-    def cost(over: float, _: range, part: range) -> float:
-        return scales.cost(groups[part.start : part.stop], asked.spec, asked.storage, over)
+    def cost(over: float, _: range, numbers: range) -> float:
+        part = slice(numbers.start, numbers.stop)
+        w = None if shares is None else shares[part]
+        return scales.cost(groups[part], asked.spec, asked.storage, over, w)
 
     return global_scale.chosen(asked, absmax, cost)
 
@@ -76,9 +95,10 @@ def measured(
     spec = asked.spec
     dtype = spec.dtype
     y = np.empty(x.shape, dtype.numpy) if chosen is None else chosen
-    figures = Accumulator(spec.qmin, dtype.qmax)
+    figures = Accumulator(spec.qmin, dtype.qmax, weighted=asked.weights is not None)
     shape = folded(x.shape, spec.granularity)
     source, original, codes = single.reshape(shape), x.reshape(shape), y.reshape(shape)
+    weights = None if asked.weights is None else asked.weights.reshape(shape)
     groups = Groups(x.shape, spec.granularity)
     divisor = operator_scale(scale, over)
     bias = bias_of(scale, zero, dtype) if spec.bias else None
@@ -90,7 +110,8 @@ def measured(
         else:
             v = codes[box].astype(np.float64)
         b = None if bias is None else groups.of(bias, box)
-        figures.update(original[box], v, rounding.estimated(codes[box], s, z, b, dtype))
+        w = None if weights is None else weights[box]
+        figures.update(original[box], v, rounding.estimated(codes[box], s, z, b, dtype), w)
     return QuantizedTensor(y, scale, zero, spec, figures.finish(), asked.precision, over)
 
 

@@ -16,6 +16,8 @@ from qtool.tensor import operator_scale
 
 Array = NDArray[Any]
 
+SOURCES = ("float32", "float16", "bfloat16")
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -24,6 +26,7 @@ class Request:
     name: what messages call it. shape, source: of the tensor. spec: its axis counted from the
     front. given: scale, in its storage type, and zero point that the user gives, or None.
     absmax: largest magnitude of all tensors that share the global scale; None: of this one.
+    weights: float32 in the tensor's shape, by which squared errors count; None: all alike.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Request:
     spec: QuantSpec
     given: tuple[Array, Array | None] | None
     absmax: float | None = None
+    weights: Array | None = None
 
     @property
     def storage(self) -> DType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,13 @@ from qtool import scales
 from qtool.dtypes import DType
 from qtool.engine import tiling
 from qtool.engine.request import Request
-from qtool.kernels.geometry import layout, places
+from qtool.kernels.geometry import group_span, layout, places
 from qtool.kernels.searcher import TileSearcher
 from qtool.pool import buffer, in_order
-from qtool.scales.search import Grid, best, bounds, squared
+from qtool.scales.ranges import grouped, ranges
+from qtool.scales.search import Grid, best, bounds, shares, squared
 from qtool.scales.stages import stages
-from qtool.spec import Blocked, Granularity, PerAxis, Reader, Shape, Tiled
+from qtool.spec import Blocked, Granularity, PerAxis, Reader, Shape, Tiled, reader_of
 
 Array = NDArray[Any]
 Parameters = tuple[Array, Array | None]
@@ -26,6 +28,36 @@ Parameters = tuple[Array, Array | None]
 # many lines at least, unless they are longer.
 _TILE = 1 << 18
 _LINES, _LONGEST_LINE = 32, 1 << 18
+_NONE = np.empty(0, np.float32)
+
+
+def weighted(
+    x: Array, single: Array, asked: Request, jobs: int, over: float
+) -> tuple[Array, Array | None]:
+    """scales.choose() of a tensor with weights, which is single in float32."""
+    spec = asked.spec
+    length, count = group_span(asked.shape, spec.granularity) or (0, 0)
+    if spec.method != "mse" and not 0 < length <= tiling.LARGEST_WINDOW:
+        return scales.choose(single, spec, asked.storage, over, asked.weights)
+    low, high = ranges(single, spec)
+    scale, zero = scales.from_ranges(low, high, spec, asked.storage, over=over)
+    bound = np.maximum(-low, high).reshape(-1)
+    together = max(_TILE // length, 1) if length else 0
+    span = (length * together, count * together) if together else None
+
+    def found(asked: Request) -> list[Array]:
+        start = scale.reshape(-1).copy(), None if zero is None else zero.reshape(-1).copy()
+        parts = Searcher(reader_of(x), asked, jobs, over).of_tensor(start, bound, span)
+        return [part for part in parts if part is not None]
+
+    chosen = found(asked)
+    assert asked.weights is not None
+    idle = ~grouped(asked.weights, spec.granularity).any(axis=1)
+    if idle.any():  # as if there were no weights
+        others = found(replace(asked, weights=None))
+        chosen = [np.where(idle, o, c) for o, c in zip(others, chosen, strict=True)]
+    shaped = [part.reshape(scale.shape) for part in chosen]
+    return shaped[0], None if zero is None else shaped[1]
 
 
 class Searcher:
@@ -38,7 +70,10 @@ class Searcher:
         self._read, self._asked, self._jobs = read, asked, jobs
         spec, storage = asked.spec, asked.storage
         self._length = group_length(asked.shape, spec.granularity)
-        self._stages = stages(spec, storage, self._length)
+        weights = asked.weights
+        self._stages = stages(spec, storage, self._length, weighted=weights is not None)
+        self._weights = _NONE if weights is None else weights.reshape(-1)
+        self._shares = _NONE if weights is None else shares(grouped(weights, spec.granularity))
         self._grid = grid = Grid.of(spec, storage, over)
         self._kernel = TileSearcher(
             asked.shape, spec, self._stages, mantissa=grid.mantissa, exponent=grid.exponent,
@@ -57,9 +92,13 @@ class Searcher:
         found = self.searched(window, begin, first, start, bound)
         if spec.method == "mse":
             return found
-        groups = self._gathered(window, begin, first, found[0].size)
+        count, shares = found[0].size, None
+        groups = self._gathered(widened(window, self._asked.source), begin, first, count)
+        if self._weights.size:
+            weights = self._weights[begin : begin + window.size]
+            shares = self._gathered(weights, begin, first, count)
         return scales.refined(
-            groups, found, spec, self._asked.storage, self._grid.over, compiled=True
+            groups, found, spec, self._asked.storage, self._grid.over, shares, compiled=True
         )
 
     def searched(
@@ -67,12 +106,14 @@ class Searcher:
     ) -> Parameters:
         """of_groups() by method mse."""
         scale, zero = scales.single(*start)
-        self._kernel.search(widened(window, self._asked.source), begin, first, scale, zero)
+        weights = self._weights[begin : begin + window.size]
+        part = self._shares[first : first + scale.size]
+        x = widened(window, self._asked.source)
+        self._kernel.search(x, begin, first, scale, zero, weights, part)
         return scales.settled((scale, zero), start, bound, self._asked.spec)
 
-    def _gathered(self, window: Array, begin: int, first: int, count: int) -> Array:
-        """Groups in rows, completed by zeros."""
-        x = widened(window, self._asked.source)
+    def _gathered(self, x: Array, begin: int, first: int, count: int) -> Array:
+        """Groups of float32 in rows, completed by zeros."""
         starts, heights, widths, stride = places(
             self._asked.shape, self._asked.spec.granularity, first, count
         )
@@ -141,7 +182,8 @@ class Searcher:
             values = buffer("raw", self._asked.source.numpy, min(step, end - start))
             self._read(start, values)
             x = widened(values, self._asked.source)
-            return self._kernel.costs(x, start, first, candidates)
+            weights, part = self._weights[start : start + x.size], self._shares[first:]
+            return self._kernel.costs(x, start, first, candidates, weights, part)
 
         def add(tile: tuple[Array, Array]) -> None:
             np.add.at(total, *tile)

@@ -105,8 +105,9 @@ def _parameters(
     x: Array, single: Array, asked: Request, jobs: int
 ) -> tuple[Array, Array | None, float | None]:
     """Scale, zero point and global scale of nearest rounding, with kernels where that pays."""
-    if not (engine.can_stream(asked) and engine.kernels_pay(engine.work(asked.spec, x.size))):
-        return plain.parameters(single, asked)
+    pays = engine.kernels_pay(engine.work(asked.spec, x.size))
+    if not (engine.can_stream(asked) and pays):
+        return plain.parameters(x, single, asked, jobs if pays else 0)
     from qtool.engine import stream
 
     tensor = stream.quantize_array(x, asked, jobs=jobs)

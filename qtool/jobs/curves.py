@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from qtool.errors import QtoolError
 from qtool.formats import Source
@@ -14,6 +15,9 @@ from qtool.jobs.tensors import Job
 from qtool.layouts import Layout
 from qtool.plan import Planned
 from qtool.stats import Stats
+
+if TYPE_CHECKING:
+    from qtool.jobs.importance import Importance
 
 # Of each candidate, by its number, one plan for all tensors.
 Plans = Sequence[Sequence[Planned]]
@@ -35,9 +39,16 @@ class Way:
 
     @property
     def error(self) -> float:
-        """The sum of squared errors; one that is not finite is very large."""
-        errors = [float(stats.sums[1]) for stats in self.stats]
+        """The sum of squared errors, weighted where there are weights; one that is not finite is
+        very large."""
+        errors = [squares(stats)[1] for stats in self.stats]
         return math.fsum(e if math.isfinite(e) else _INFINITE for e in errors)
+
+
+def squares(stats: Stats) -> tuple[float, float]:
+    """The sums of squared values and errors of a tensor, weighted where it has weights."""
+    signal, error = stats.sums[:2] if stats.weighted is None else stats.weighted[1:]
+    return float(signal), float(error)
 
 
 # The ways of a tensor, or of several that must be quantized alike, by the candidate's number.
@@ -45,7 +56,12 @@ Curve = Mapping[int, Way]
 
 
 def curves(
-    source: Source, plans: Plans, layout: Layout, jobs: int, progress: Progress
+    source: Source,
+    plans: Plans,
+    layout: Layout,
+    jobs: int,
+    progress: Progress,
+    importance: Importance | None = None,
 ) -> list[Curve]:
     """One for each tensor that some candidate suits, or for those together that the layout's
     readers fuse, or that share a global scale; candidates that come to the same are left out.
@@ -60,7 +76,9 @@ def curves(
     for plan, planned in zip(plans, tensors, strict=True):
         # what tensors share is a matter of all of them, measured already or not
         absmax = Job(source, plan, None, layout, None, jobs).shared_absmax()
-        job = Job(source, planned, None, layout, Part(progress), jobs, absmax)
+        job = Job(
+            source, planned, None, layout, Part(progress), jobs, absmax, importance=importance
+        )
         measured.append(job.measured())
     return [
         {n: Way(way, [measured[n][p.info.name] for p in way]) for n, way in unit.items()}

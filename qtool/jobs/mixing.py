@@ -12,18 +12,21 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qtool.errors import QtoolError
 from qtool.formats import Source
 from qtool.jobs.allocation import Option, allocate
-from qtool.jobs.curves import Curve, Way, curves
+from qtool.jobs.curves import Curve, Way, curves, squares
 from qtool.jobs.progress import Progress
 from qtool.jobs.target import KEYS, Target
 from qtool.layouts import Layout
 from qtool.plan import Planned
 from qtool.recipe import Recipe, Rule, Words, escaped, over, words
-from qtool.stats import Stats
+from qtool.stats import Stats, decibels
+
+if TYPE_CHECKING:
+    from qtool.jobs.importance import Importance
 
 PlanOf = Callable[[Recipe], list[Planned]]
 
@@ -46,10 +49,12 @@ def mixed(
     name: str,
     jobs: int,
     progress: Progress,
+    importance: Importance | None = None,
 ) -> Mixture:
     """Choose for every tensor, where the recipe has a target.
 
-    name: of the layout. plan_of: the plan that a recipe means.
+    name: of the layout. plan_of: the plan that a recipe means. importance: weighs the errors of
+    some tensors; those of others count as they are.
     Raises QtoolError where the target cannot be reached, with what can.
     """
     target = Target.of(recipe.options)
@@ -61,7 +66,7 @@ def mixed(
     for one in recipes:
         one.check(typed_later=False)
     plans = [plan_of(one) for one in recipes]
-    found = curves(source, plans, layout, jobs, progress)
+    found = curves(source, plans, layout, jobs, progress, importance)
     order = {planned.info.name: place for place, planned in enumerate(plans[0])}
     chosen = _chosen(found, target, order)
     ways = [curve[number] for curve, number in zip(found, chosen, strict=True)]
@@ -119,17 +124,18 @@ def _within_bits(found: Sequence[Curve], bits: float) -> list[int]:
 def _above_sqnr(found: Sequence[Curve], sqnr: float, order: dict[str, int]) -> list[int]:
     units = [[Option(way.error, way.nbytes) for way in curve.values()] for curve in found]
     energy = math.fsum(
-        float(stats.sums[0]) for curve in found for stats in next(iter(curve.values())).stats
+        squares(stats)[0] for curve in found for stats in next(iter(curve.values())).stats
     )
     budget = energy / 10 ** (sqnr / 10)
     while (places := allocate(units, budget)) is not None:
         ways = [[*curve.values()][i] for curve, i in zip(found, places, strict=True)]
-        reached = _total(ways, order).figures()["sqnr_db"]
+        reached = _sqnr(ways, order)
         if reached is None or reached >= sqnr:
             return places
         budget = budget * (1 - 2**-50)  # sums of another order are not the same to the last bit
     best = [min(curve.values(), key=lambda way: way.error) for curve in found]
-    most = _total(best, order).figures()["sqnr_db"]
+    most = _sqnr(best, order)
+    assert most is not None
     rule = f"{sqnr:g} dB cannot be reached with these candidates"
     raise QtoolError("--target-sqnr", rule, f"the most is {math.floor(most * 1000) / 1000:g}")
 
@@ -139,22 +145,32 @@ def _up(bits: float) -> str:
     return f"{math.ceil(bits * 10000) / 10000:.4f}".rstrip("0").rstrip(".")
 
 
-def _total(ways: Sequence[Way], order: dict[str, int]) -> Stats:
-    """The figures of all tensors, added in the order of the report."""
+def _ordered(ways: Sequence[Way], order: dict[str, int]) -> list[Stats]:
+    """The figures of all tensors, in the order of the report."""
     found = [pair for way in ways for pair in zip(way.planned, way.stats, strict=True)]
-    total = Stats()
-    for _, stats in sorted(found, key=lambda pair: order[pair[0].info.name]):
-        total.merge(stats)
-    return total
+    found.sort(key=lambda pair: order[pair[0].info.name])
+    return [stats for _, stats in found]
+
+
+def _sqnr(ways: Sequence[Way], order: dict[str, int]) -> float | None:
+    """That of all tensors, in dB, weighted where there are weights."""
+    signal = noise = 0.0
+    for of_tensor, error in map(squares, _ordered(ways, order)):  # added as the report does
+        signal, noise = signal + of_tensor, noise + error
+    return decibels(signal, noise)
 
 
 def _predicted(ways: Sequence[Way], order: dict[str, int]) -> dict[str, Any]:
     """What the report's totals will be."""
-    total = _total(ways, order)
+    total = Stats()
+    for stats in _ordered(ways, order):
+        total.merge(stats)
     figures = total.figures()
     nbytes = sum(way.nbytes for way in ways)
     return {
         "bits_per_weight": 8 * nbytes / total.elements if total.elements else None,
         "sqnr_db": figures["sqnr_db"],
         "mse": figures["mse"],
+        "weighted_sqnr_db": figures["weighted_sqnr_db"],
+        "weighted_mse": figures["weighted_mse"],
     }

@@ -31,6 +31,7 @@ from qtool.report import Report
 
 if TYPE_CHECKING:
     from qtool.formats.onnx import OnnxSource
+    from qtool.jobs.importance import Importance
     from qtool.jobs.second_order import SecondOrder
 
 
@@ -65,6 +66,7 @@ def quantize_file(
     target_sqnr: float | None = None,
     candidates: Sequence[str] = (),
     save_recipe: str | Path | None = None,
+    importance: Words = None,
     layout: str | None = None,
     dynamic_activations: bool | None = None,
     hessian: Words = None,
@@ -95,6 +97,8 @@ def quantize_file(
     recipe: TOML with the same words; see recipe.toml. Arguments take precedence.
     target_bits, target_sqnr, candidates: the type and blocks of each tensor are chosen; see Target.
     save_recipe: where the recipe goes that says all of this, and what was chosen.
+    importance: files of weights of errors, see Importance; their tensors are quantized by a search
+        for the least weighted error.
     layout: how quantized tensors are spelled, see layouts; None: "native", or "qdq" in ONNX.
     dynamic_activations: readers are to quantize activations too, where the layout can say it.
     hessian, activations: what is known of the inputs of layers, for second-order rounding of their
@@ -114,6 +118,7 @@ def quantize_file(
         activations=listed(activations), damping=damping, act_order=act_order, to=to,
         external_data=external_data, requantize=requantize, allow_empty=allow_empty,
         target_bits=target_bits, target_sqnr=target_sqnr, candidates=list(candidates),
+        importance=listed(importance),
     )  # fmt: skip
     given = _given(asked)
     return run(
@@ -194,8 +199,10 @@ def run(
         name, container = streams.target(src, dst, to, native_default, tag)
         if container != "onnx":
             _check_onnx_alone(source, container, graph, external_data=external_data)
+        importance = weighing(recipe)
         sources = streams.source_files(src, source) + (given.paths if given else [])
         sources += second_order.paths if second_order else []
+        sources += importance.paths if importance else []
         streams.check_target(sources, name, force=force)
         report_path = streams.report_path(report_to, name)
         streams.check_report(report_path, [*sources, Path(name)], force=force)
@@ -208,12 +215,13 @@ def run(
         recipe = replace(
             recipe, bare=source.container == "npy", left_alone=spelled.left_alone,
             silent=container == "onnx",  # where a preset's activations cannot be told
+            weighted=weighted(importance, readable),
         )  # fmt: skip
         threads = jobs or engine.default_jobs()
         mixture = mixed(
-            readable, recipe, bound(_plan, readable, given, spelled, graph), spelled,
+            readable, recipe, bound(_plan, readable, given, spelled, graph, importance), spelled,
             options.get("layout") or ("qdq" if container == "onnx" else native.name),
-            threads, progress or Silent(),
+            threads, progress or Silent(), importance,
         )  # fmt: skip
         recipe, plan = mixture.recipe, mixture.plan
         screening.check_something(plan, recipe, source)
@@ -224,7 +232,7 @@ def run(
         keeping.keep(recipe)
         job = Job(
             readable, plan, given, spelled, progress, threads, graph=graph,
-            second_order=second_order,
+            second_order=second_order, importance=importance,
         )  # fmt: skip
         with streams.placed(name, f"{source.path.stem}.{container}") as path:
             job.write(path, container, external_data=external_data)
@@ -243,6 +251,7 @@ def run(
             [(p.info.name, p.reason) for p in plan if p.reason is not None],
             screening.warnings(recipe, plan, container, readable)
             + (second_order.warnings(plan) if second_order else [])
+            + (importance.warnings(plan) if importance else [])
             + screening.nonfinite_warnings(stats for _, stats in job.records),
             time.perf_counter() - started,
         )
@@ -255,13 +264,32 @@ def _plan(
     given: Given | None,
     layout: Layout,
     graph: OnnxLayout | None,
+    importance: Importance | None,
     recipe: Recipe,
 ) -> list[Planned]:
     """The fate of every tensor."""
     if graph is not None:
-        return graph.plan(cast("OnnxSource", source), recipe)
-    header = None if given is None else given.header
-    return make_plan(screening.marked(source), recipe, header, layout)
+        plan = graph.plan(cast("OnnxSource", source), recipe)
+    else:
+        header = None if given is None else given.header
+        plan = make_plan(screening.marked(source), recipe, header, layout)
+    if importance is not None:
+        importance.check(plan)
+    return plan
+
+
+def weighing(recipe: Recipe) -> Importance | None:
+    """The weights of errors that the recipe names; None where it names none."""
+    if not (words := recipe.options.get("importance")):
+        return None
+    from qtool.jobs.importance import Importance
+
+    return Importance(words)
+
+
+def weighted(importance: Importance | None, source: Source) -> frozenset[str]:
+    """The tensors of a source that have weights of errors."""
+    return importance.named([i.name for i in source.infos()]) if importance else frozenset()
 
 
 def _check_onnx_alone(

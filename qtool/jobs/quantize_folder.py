@@ -35,6 +35,7 @@ from qtool.report import Report
 from qtool.stats import Stats
 
 if TYPE_CHECKING:
+    from qtool.jobs.importance import Importance
     from qtool.jobs.second_order import SecondOrder
 
 
@@ -63,8 +64,10 @@ def quantize_folder(
     layout, requantize = recipe.options.get("layout"), recipe.options.get("requantize", False)
     with streams.opened(src, recipe.options.get("source_dtype")) as opened:
         source = cast(CheckpointSource, opened)
+        importance = quantize.weighing(recipe)
         sources = [Path(src), *(given.paths if given else [])]
         sources += second_order.paths if second_order else []
+        sources += importance.paths if importance else []
         folder.check(partial, sources, division, force=force)
         report_path = folder.report_path(report_to, partial)
         streams.check_report(report_path, [*sources, partial.dst], force=force)
@@ -73,11 +76,12 @@ def quantize_folder(
         readable = screening.readable(source, requantize=requantize)
         if not requantize:
             _check_config(source)
-        recipe = replace(recipe, left_alone=spelled.left_alone)
+        weighted = quantize.weighted(importance, readable)
+        recipe = replace(recipe, left_alone=spelled.left_alone, weighted=weighted)
         threads = jobs or engine.default_jobs()
         mixture = mixed(
-            readable, recipe, bound(_plan, readable, given, spelled), spelled, spelled.name,
-            threads, progress or Silent(),
+            readable, recipe, bound(_plan, readable, given, spelled, importance), spelled,
+            spelled.name, threads, progress or Silent(), importance,
         )  # fmt: skip
         recipe, plan = mixture.recipe, mixture.plan
         screening.check_something(plan, recipe, source)
@@ -86,10 +90,11 @@ def quantize_folder(
         if second_order is not None:
             second_order.check(plan)
         keeping.keep(recipe)
-        works = _works(source, plan, spelled, given, second_order, threads)
+        works = _works(source, plan, spelled, given, second_order, importance, threads)
         settings = choices(recipe, given, mixture.said, second_order)
         warnings = screening.warnings(recipe, plan, source.container, readable)
         warnings += second_order.warnings(plan) if second_order else []
+        warnings += importance.warnings(plan) if importance else []
         run = Run(
             command, __version__, str(src), str(Path(src).absolute()), settings,
             {name: work.key(settings) for name, work in works.items()},
@@ -103,10 +108,19 @@ def quantize_folder(
             return folder.conclude(run, source, partial, records, result, report_path)
 
 
-def _plan(source: Source, given: Given | None, layout: Layout, recipe: Recipe) -> list[Planned]:
+def _plan(
+    source: Source,
+    given: Given | None,
+    layout: Layout,
+    importance: Importance | None,
+    recipe: Recipe,
+) -> list[Planned]:
     """The fate of every tensor."""
     header = None if given is None else given.header
-    return make_plan(screening.marked(source), recipe, header, layout)
+    plan = make_plan(screening.marked(source), recipe, header, layout)
+    if importance is not None:
+        importance.check(plan)
+    return plan
 
 
 def report_of(
@@ -142,6 +156,7 @@ def _works(
     layout: Layout,
     given: Given | None,
     second_order: SecondOrder | None,
+    importance: Importance | None,
     jobs: int,
 ) -> dict[str, QuantizeShard]:
     """The work on each shard."""
@@ -152,7 +167,7 @@ def _works(
             names = [info.name for info in screening.readable(opened, requantize=True).infos()]
         own = tuple(planned[name] for name in names)
         part = None if given is None else given.part(names)
-        works[name] = QuantizeShard(own, layout.name, part, {}, second_order)
+        works[name] = QuantizeShard(own, layout.name, part, {}, second_order, importance)
     absmax = _shared_absmax(source, works, jobs)
     return {name: replace(work, absmax=absmax[name]) for name, work in works.items()}
 

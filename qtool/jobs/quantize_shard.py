@@ -17,6 +17,7 @@ from qtool.layouts import LAYOUTS
 from qtool.plan import Planned
 
 if TYPE_CHECKING:
+    from qtool.jobs.importance import Importance
     from qtool.jobs.second_order import SecondOrder
 
 
@@ -26,7 +27,7 @@ class QuantizeShard:
 
     plan: without parts, which the layout of that name makes again. given: scales of its tensors
     that the user gives. absmax: the magnitude that tensors share with others in other shards.
-    second_order: rounds the weights that it knows.
+    second_order: rounds the weights that it knows. importance: of those whose errors are weighted.
     """
 
     plan: tuple[Planned, ...]
@@ -34,6 +35,7 @@ class QuantizeShard:
     given: Given | None
     absmax: dict[str, float]
     second_order: SecondOrder | None = None
+    importance: Importance | None = None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -44,10 +46,9 @@ class QuantizeShard:
         """Differs wherever the result of the same source would."""
         words = [json.dumps([settings, self.layout, self.absmax]), repr(self.plan)]
         given = _words(self.plan, self.given)
-        inputs: Iterator[bytes] = iter(())
-        if self.second_order is not None:
-            quantized = [p.info.name for p in self.plan if p.spec is not None]
-            inputs = self.second_order.words(quantized)
+        quantized = [p.info.name for p in self.plan if p.spec is not None]
+        known = [known for known in (self.second_order, self.importance) if known is not None]
+        inputs = [word for one in known for word in one.words(quantized)]
         return fingerprint.of_words([*(word.encode() for word in words), *given, *inputs])
 
     def write(self, source: Source, target: Path, jobs: int, progress: Progress) -> dict[str, Any]:
@@ -78,7 +79,7 @@ class QuantizeShard:
         readable = screening.readable(source, requantize=True)
         return Job(
             readable, plan, self.given, layout, progress, jobs, absmax,
-            second_order=self.second_order,
+            second_order=self.second_order, importance=self.importance,
         )  # fmt: skip
 
 

@@ -25,6 +25,8 @@ def asked(**options: Any) -> Recipe:
         if any(words.get(name) is not None for words in said for name in ("method", "symmetric")):
             rule = "replaces --method and --symmetric"
             raise UsageError("--scale", rule, "leave one of them out")
+        if "importance" in recipe.options:
+            raise UsageError("--scale", "leaves nothing to weigh", "leave --importance out")
         if has_target:
             raise UsageError("--scale", "leaves no candidates to choose from", "leave it out")
     elif "zero_point" in recipe.options:

@@ -41,6 +41,7 @@ def settings(
         "exclude": list(recipe.exclude),
         "rules": [rule.described() for rule in recipe.rules],
         "target": target,
+        "importance": list(recipe.options.get("importance", ())),
         "requantize": recipe.options.get("requantize", False),
         "graph": None,
         "hessian": [], "activations": [], "damping": None, "act_order": None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -26,6 +27,7 @@ from qtool.tensor import Outcome, QuantizedTensor, Target
 
 if TYPE_CHECKING:
     from qtool.formats.onnx import OnnxSource
+    from qtool.jobs.importance import Importance
     from qtool.jobs.second_order import SecondOrder
 
 
@@ -77,7 +79,8 @@ class Job:
 
     layout: of .safetensors and .npz files; graph: of ONNX models, None: DequantizeLinear. absmax:
     the largest magnitude of tensors that share a global scale with others, also in other files;
-    None: shared in this file alone. second_order: rounds the weights that it knows.
+    None: shared in this file alone. second_order: rounds the weights that it knows. importance: of
+    those whose errors are weighted.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Job:
         absmax: Mapping[str, float] | None = None,
         graph: OnnxLayout | None = None,
         second_order: SecondOrder | None = None,
+        importance: Importance | None = None,
     ) -> None:
         self._source = source
         self._plan = plan
@@ -101,6 +105,7 @@ class Job:
         self._absmax = absmax
         self._graph = graph
         self._second_order = second_order
+        self._importance = importance
         self.records: list[tuple[dict[str, Any], Stats]] = []
 
     def write(self, path: Path, container: str, *, external_data: bool) -> None:
@@ -190,6 +195,10 @@ class Job:
             scale, zero = (self._given and self._given.of(info.name)) or (None, None)
             absmax = shared.get(info.name)
             asked = engine.request(info.name, info.shape, info.dtype, spec, scale, zero, absmax)
+            kind = None
+            if self._importance is not None and self._importance.has(info.name):
+                kind = self._importance.kind(info, spec)
+                asked = replace(asked, weights=self._importance.weights(info, spec))
             if self._second_order is not None and self._second_order.has(info.name):
                 outcome = self._round(self._second_order, planned, asked, writer)
             elif (
@@ -199,12 +208,13 @@ class Job:
             ):
                 outcome = self._stream(asked, writer)
             else:
-                tensor = engine.plain.quantize(self._source.read(info.name), asked)
+                threads = self._jobs if kernels_pay and info.size >= engine.TILES_PAY else 0
+                tensor = engine.plain.quantize(self._source.read(info.name), asked, threads)
                 writer.add(info.name, tensor)
                 outcome = tensor.outcome
                 self._progress.advance(info.nbytes)
             record = report.tensor_record(
-                info, outcome.describe(), outcome.stats, planned.bytes_after
+                info, outcome.describe(), outcome.stats, planned.bytes_after, kind
             )
             self.records.append((record, outcome.stats))
             self._progress.finish(info.name)

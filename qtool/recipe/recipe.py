@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -13,7 +13,7 @@ from qtool.recipe.choice import Choice
 from qtool.recipe.patterns import Patterns
 from qtool.recipe.rule import Rule
 from qtool.recipe.words import Words, over
-from qtool.spec import QuantSpec, TensorInfo
+from qtool.spec import SEARCHES, QuantSpec, TensorInfo
 
 SOURCE_FLOATS = tuple(DTYPES[n] for n in ("float16", "bfloat16", "float32", "float64"))
 
@@ -31,6 +31,7 @@ class Recipe:
     bare: the source is a single array, quantized whatever its rank, type and size.
     all_ranks: scalars and vectors too (DynamicQuantizeLinear).
     silent: the output has no word for activations.
+    weighted: names of tensors whose errors are weighted, which are quantized by a search.
     """
 
     words: Words
@@ -42,6 +43,7 @@ class Recipe:
     bare: bool = False
     all_ranks: bool = False
     silent: bool = False
+    weighted: Collection[str] = ()
 
     def check(self, *, typed_later: bool) -> None:
         """Refuse contradictions among the words for every tensor, and words that give no tensor a
@@ -95,14 +97,16 @@ class Recipe:
     def choice(self, name: str) -> Choice | None:
         """How the tensor of that name is quantized; None where nothing gives it a type.
 
-        Raises UsageError for rules that contradict each other.
+        Raises UsageError for rules that contradict each other, or the tensor's weights.
         """
         rules = [rule for rule in self.rules if rule.words and rule.matches(name)]
-        if not rules:
-            return self.default
         words = dict(self.words)
         for rule in rules:
             words = over(rule.words, words)
+        if name in self.weighted:
+            return _searched(words, name)
+        if not rules:
+            return self.default
         try:
             return _choice(tuple(words.items()))
         except SpecError as error:
@@ -123,6 +127,19 @@ class Recipe:
     def _skipped(self, name: str) -> bool:
         last = next((rule for rule in reversed(self.rules) if rule.matches(name)), None)
         return last is not None and last.skip
+
+
+def _searched(words: Words, name: str) -> Choice | None:
+    """How a tensor is quantized whose errors are weighted. Raises UsageError."""
+    method = words.get("method")
+    if method is not None and method not in SEARCHES:
+        rule = f"{method} follows the range of {name} alone"
+        raise UsageError("--importance", rule, "use --method " + " or ".join(SEARCHES))
+    try:
+        return _choice(tuple({**words, "method": method or SEARCHES[0]}.items()))
+    except SpecError as error:
+        rule = f"of {name} needs method {method or SEARCHES[0]}: {error.thing}: {error.rule}"
+        raise UsageError("--importance", rule, "leave one of them out") from error
 
 
 def _matches(patterns: Sequence[str], name: str) -> bool:

@@ -28,6 +28,7 @@ OPTIONS: dict[str, tuple[type, ...]] = {
     "target_bits": (int, float),
     "target_sqnr": (int, float),
     "candidates": (list,),
+    "importance": (list,),
     "scale": (str, int, float),
     "zero_point": (str, int),
     "layout": (str,),

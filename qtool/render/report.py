@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from rich.table import Table
@@ -52,13 +53,15 @@ def warnings(report: dict[str, Any]) -> None:
 
 
 def _tensor_table(tensors: Sequence[dict[str, Any]], totals: dict[str, Any], width: int) -> Table:
-    of_outputs = bool(totals["second_order"])
-    rows = [[kind(row), *_figures(row, of_outputs=of_outputs)] for row in tensors]
+    of_outputs, weighted = bool(totals["second_order"]), any(r["importance"] for r in tensors)
+    shown = partial(_figures, of_outputs=of_outputs, weighted=weighted)
+    rows = [[kind(row), *shown(row)] for row in tensors]
     names = [row["name"] for row in tensors]
-    last = (many(totals["tensors"], "tensor"), ["", *_figures(totals, of_outputs=of_outputs)])
+    last = (many(totals["tensors"], "tensor"), ["", *shown(totals)])
     table = new_table("tensor, worst first", "type")
+    sqnrs = ("SQNR", "weighted") if weighted else ("SQNR",)
     outputs = ("output error", "nearest") if of_outputs else ()
-    for column in ("SQNR", "max error", "clipped", "bits", *outputs):
+    for column in (*sqnrs, "max error", "clipped", "bits", *outputs):
         table.add_column(column, justify="right", no_wrap=True)
     name_width = room(table, [*rows, last[1]], width)
     for name, cells in zip(short_names(names, name_width), rows, strict=True):
@@ -68,13 +71,16 @@ def _tensor_table(tensors: Sequence[dict[str, Any]], totals: dict[str, Any], wid
     return table
 
 
-def _figures(row: dict[str, Any], *, of_outputs: bool) -> list[str]:
-    sqnr = "exact" if row["mse"] == 0 else number(row["sqnr_db"], ".2f", " dB")
+def _figures(row: dict[str, Any], *, of_outputs: bool, weighted: bool) -> list[str]:
+    sqnr = ["exact" if row["mse"] == 0 else number(row["sqnr_db"], ".2f", " dB")]
+    if weighted:
+        is_exact = row["weighted_mse"] == 0
+        sqnr += ["exact" if is_exact else number(row["weighted_sqnr_db"], ".2f", " dB")]
     clipped = number(row["clipped_fraction"], ".3%") if row["clipped"] else "0"
     bits = number(row["bits_per_weight"], ".2f")
     outputs = [number(row[name], ".4f") for name in ("output_error", "output_error_nearest")]
     largest = number(row["max_abs_error"], ".3g")
-    return [sqnr, largest, clipped, bits, *(outputs if of_outputs else [])]
+    return [*sqnr, largest, clipped, bits, *(outputs if of_outputs else [])]
 
 
 def _badness(row: dict[str, Any]) -> float:

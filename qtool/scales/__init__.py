@@ -62,6 +62,8 @@ def refined(
     from qtool.scales.optimal import refine, refine_compiled
 
     finite = np.where(np.isfinite(groups), groups, np.float32(0))
+    if weights is not None:  # those of a group of zeros are all alike
+        weights = np.where(weights.any(axis=1, keepdims=True), weights, np.float32(1))
     scale, zero_point = start[0].reshape(-1), None if start[1] is None else start[1].reshape(-1)
     best = refine_compiled if compiled else refine
     scale, zero_point = best(finite, scale, zero_point, spec, storage, over, weights)
@@ -70,14 +72,17 @@ def refined(
     )
 
 
-def cost(groups: Array, spec: QuantSpec, storage: DType, over: float) -> float:
+def cost(
+    groups: Array, spec: QuantSpec, storage: DType, over: float, weights: Array | None = None
+) -> float:
     """The squared error, as search() counts it, that groups have with the best scales."""
     finite = np.where(np.isfinite(groups), groups, np.float32(0))
     low, high = finite.min(axis=1).astype(np.float64), finite.max(axis=1).astype(np.float64)
     start = from_ranges(low, high, spec, storage, over=over)
-    found = search(groups, *single(*start), spec, storage, over)
+    found = search(groups, *single(*start), spec, storage, over, weights)
     scale, zero_point = single(*settled(found, start, np.maximum(-low, high), spec))
-    return float(costs(finite, scale, zero_point, Grid.of(spec, storage, over)).sum())
+    grid = Grid.of(spec, storage, over)
+    return float(costs(finite, scale, zero_point, grid, weights).sum())
 
 
 def single(scale: Array, zero_point: Array | None) -> tuple[Array, Array]:

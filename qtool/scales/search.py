@@ -7,7 +7,7 @@ The cost of a scale s and zero point z for a group of values x with weights w is
 in steps of s squared. x / s is the float32 product with the reciprocal of s. The terms are rounded
 to multiples of a unit, so that their sum, in float64, is exact in any order: it is the same for
 every number of threads, size of tiles and processor. The weights of a group are scaled by a power
-of two to at most 1.
+of two to a mean of 1/2 to 1.
 
 A candidate has the bits of the scale that is best so far plus a number of steps, which is about
 logarithmic, rounded to the type that scales are stored in; its zero point is the best so far plus a
@@ -92,28 +92,38 @@ def search(
     """Scale and zero point, both float32, of least cost for each of the groups.
 
     groups: float32 (G, n), completed by zeros, what is not finite taken as 0. scale, zero_point:
-    float32 (G,), where the search begins. weights: float32 (G, n), not negative, with a
-    finite maximum. Where the costs cannot surely be told apart, the beginning stays.
+    float32 (G,), where the search begins. weights: float32 (G, n), finite and not negative; a group
+    of weights 0 is searched without them. Where the costs cannot surely be told apart, the
+    beginning stays.
     """
     found = np.empty((2, len(groups)), np.float32)
-    plan = stages(spec, storage, groups.shape[1])
+    plan = stages(spec, storage, groups.shape[1], weighted=weights is not None)
     grid = Grid.of(spec, storage, over)
     for start in range(0, len(groups), max(_BOX // max(groups.shape[1], 1), 1)):
         part = slice(start, start + max(_BOX // max(groups.shape[1], 1), 1))
         x = np.where(np.isfinite(groups[part]), groups[part], np.float32(0))
-        w = None if weights is None else weights[part] * shares(weights[part].max(1))[:, None]
+        w = None if weights is None else weights[part] * shares(weights[part])[:, None]
 
         def cost(candidates: Array, x: Array = x, w: Array | None = w) -> Array:
             return np.stack([_steps(x, w, c, grid) for c in np.moveaxis(candidates, -1, 0)], -1)
 
         found[:, part] = best(scale[part], zero_point[part], cost, plan, grid, groups.shape[1])
+    if weights is not None and (idle := ~weights.any(axis=1)).any():
+        begin = scale[idle], zero_point[idle]
+        found[:, idle] = search(groups[idle], *begin, spec, storage, over)
     return found[0], found[1]
 
 
-def costs(x: Array, scale: Array, zero_point: Array, grid: Grid) -> Array:
-    """Of finite groups (G, n) with those scales and zero points."""
+def costs(
+    x: Array, scale: Array, zero_point: Array, grid: Grid, weights: Array | None = None
+) -> Array:
+    """Of finite groups (G, n) with those scales and zero points, and weights."""
     candidate = bounds(scale, zero_point, grid)
-    return _steps(x, None, candidate, grid) * squared(scale, grid)
+    if weights is None:
+        return _steps(x, None, candidate, grid) * squared(scale, grid)
+    share = shares(weights)
+    steps = _steps(x, weights * share[:, None], candidate, grid)
+    return np.asarray(steps / share * squared(scale, grid))
 
 
 def best(
@@ -170,10 +180,23 @@ def bounds(scales: Array, zeros: Array, grid: Grid) -> Array:
     return np.stack([inverse, np.float32(grid.lowest) - zeros, np.float32(grid.highest) - zeros])
 
 
-def shares(largest: Array) -> Array:
-    """Powers of two by which groups with these largest weights come into (0, 1]."""
-    exponent = np.clip(-np.frexp(largest)[1], -126, 127)
-    return np.asarray(np.ldexp(np.float32(1), exponent), np.float32)
+def shares(weights: Array) -> Array:
+    """Powers of two by which groups of weights (G, n) get a mean of 1/2 to 1; 1 for zeros.
+
+    The mean is one of integers, 2^30 for the largest weight, so that it is the same in any order.
+    """
+    found = np.empty(len(weights), np.float32)
+    length = weights.shape[1]
+    step = max(_BOX // length, 1)
+    for start in range(0, len(weights), step):
+        part = weights[start : start + step]
+        up = 30 - np.frexp(part.max(axis=1))[1]
+        total = np.zeros(len(part), np.int64)
+        for at in range(0, length, _BOX):
+            total += np.ldexp(part[:, at : at + _BOX], up[:, None]).astype(np.int64).sum(axis=1)
+        exponent = np.clip(up - np.frexp(total / length)[1], -126, 127)
+        found[start : start + step] = np.ldexp(np.float32(1), np.where(total, exponent, 0))
+    return found
 
 
 def _stored(bits: Array, grid: Grid) -> Array:

@@ -12,13 +12,16 @@ _OCTAVE = 1 << 23  # steps from a float32 to its double
 _SHORT = 256  # elements of a group up to which its largest one is near the others
 
 
-def stages(spec: QuantSpec, storage: DType, length: int) -> list[list[Candidate]]:
+def stages(
+    spec: QuantSpec, storage: DType, length: int, *, weighted: bool = False
+) -> list[list[Candidate]]:
     """The candidates of every stage, for groups of that many elements; the very first one is what
     the search begins with.
 
     The spans were found on the weights of all-MiniLM-L6-v2, where the result is within half a
     percent of the least RMSE: of short groups the best scale is near that of absmax or minmax; in
-    long ones outliers may be worth clipping far. Scales of 8 bits are enumerated.
+    long ones outliers may be worth clipping far, as in all whose elements are weighted. Scales of 8
+    bits are enumerated.
     """
     moves = [0]
     if spec.negative_scale:
@@ -30,7 +33,7 @@ def stages(spec: QuantSpec, storage: DType, length: int) -> list[list[Candidate]
     if storage.bits == 8:
         unit = _OCTAVE if storage.name == "float8e8m0" else _OCTAVE >> int(storage.limits.nmant)
         low, high = (-1, 1) if unit == _OCTAVE else (-3, 6)
-        low = low if short else -5 if unit == _OCTAVE else -24
+        low = low if short and not weighted else -5 if unit == _OCTAVE else -24
         coarse, fine = [k * unit for k in range(low, high + 1)], []
     elif not short:
         coarse, fine = _span(-22, 1, 4), [8, 16, 32, 64]
@@ -44,6 +47,9 @@ def stages(spec: QuantSpec, storage: DType, length: int) -> list[list[Candidate]
         coarse, fine = _span(-6, 6, 8), [16, 32]
     else:
         coarse, fine = _span(-2, 16, 16), [32]
+    if weighted and short and storage.bits != 8:
+        coarse = sorted({*coarse, *_span(-22, -1, 4)})
+        fine = sorted({*fine, 8, 16, 32})
     first = [(0, 0), *((k, move) for move in moves for k in coarse if (k, move) != (0, 0))]
     later = [[(-_OCTAVE // part, 0), (_OCTAVE // part, 0)] for part in fine]
     if spec.symmetric:
