@@ -73,6 +73,7 @@ def optimal(
     error_bits: Pointer,
     room: int,
     events: Pointer,
+    breaks: int,
     near: Pointer,
 ) -> None:
     """Better scales and windows of groups of n elements; done[g] = 1 where they are the best.
@@ -82,7 +83,7 @@ def optimal(
     numbers, width: see candidates. mantissa: of a float type's numbers, or negative for integers;
     emin: bits of its smallest normal number. scales, windows: a start, and the result. The rest is
     memory: best has error, scale and window, ids and ends the candidates and errors theirs, for
-    `room` of them and WIDTH more.
+    `room` of them and WIDTH more, and events `breaks` breakpoints.
     """
     kind, normal = np.int32(mantissa), np.int32(emin)
     rows = -(-n // LANES) * LANES
@@ -181,7 +182,7 @@ def optimal(
                 if cells:
                     found = sweep(
                         values, shares, rows, left, right, first, last, kind, normal, square,
-                        least * least, events, near,
+                        least * least, events, breaks, near,
                     )  # fmt: skip
                 if found < 0:
                     done[g] = np.uint8(0)

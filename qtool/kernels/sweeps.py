@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qtool.kernels import AROUND, EVENTS
+from qtool.kernels import AROUND, MINIMA
 from qtool.kernels.compiled import Pointer, inlined
 from qtool.kernels.squares import rounded
 
@@ -26,9 +26,11 @@ def sweep(
     square: float,
     least: float,
     events: Pointer,
+    room: int,
     out: Pointer,
 ) -> int:
-    """Candidates in [left, right] into out, and their number; -1 where breakpoints are too many.
+    """Candidates in [left, right] into out, and their number; -1 where there are too many, or more
+    breakpoints than there is room for.
 
     square: sum of w x^2; least: the least error known. events: places, in units of left, and steps
     of a and b, of the breakpoints from right to left.
@@ -47,14 +49,16 @@ def sweep(
         a += share * quotient * np.float64(code)
         b += share * np.float64(code) * np.float64(code)
         while code < outer:
-            if count == EVENTS:
+            if count == room:
                 return -1
             after = np.float32(code + _spacing(code, mantissa, emin))
             k, k1 = np.float64(code), np.float64(after)
-            place = quotient / (0.5 * (k + k1))
-            _insert(events, count, place, share * quotient * (k1 - k), share * (k1 * k1 - k * k))
+            events[3 * count] = quotient / (0.5 * (k + k1))
+            events[3 * count + 1] = share * quotient * (k1 - k)
+            events[3 * count + 2] = share * (k1 * k1 - k * k)
             count += 1
             code = after
+    _sort(events, count)
     found = 0
     start: float = np.float64(right) / np.float64(left)
     for i in range(count + 1):
@@ -62,6 +66,8 @@ def sweep(
         t = a / b if b > 0.0 else 0.0
         t = min(max(t, end), start)
         if 1.0 - 2.0 * t * a + t * t * b - _MARGIN <= least * (1.0 + _MARGIN) / square:
+            if found == (2 * AROUND + 1) * MINIMA:
+                return -1
             found = _around(np.float32(t * np.float64(left)), out, found)
         if i < count:
             start = end
@@ -81,15 +87,21 @@ def _spacing(code: np.float32, mantissa: np.int32, emin: np.int32) -> np.float32
 
 
 @inlined
-def _insert(events: Pointer, count: int, place: float, a: float, b: float) -> None:
-    """Put a breakpoint among the others, in falling order of places."""
-    i = count
-    while i > 0 and events[3 * i - 3] < place:
-        events[3 * i] = events[3 * i - 3]
-        events[3 * i + 1] = events[3 * i - 2]
-        events[3 * i + 2] = events[3 * i - 1]
-        i -= 1
-    events[3 * i], events[3 * i + 1], events[3 * i + 2] = place, a, b
+def _sort(events: Pointer, count: int) -> None:
+    """Breakpoints in falling order of places (Shell's sort, with Knuth's gaps)."""
+    gap = 1
+    while gap < count // 3:
+        gap = 3 * gap + 1
+    while gap:
+        for at in range(gap, count):
+            place, a, b = events[3 * at], events[3 * at + 1], events[3 * at + 2]
+            i = at
+            while i >= gap and events[3 * (i - gap)] < place:
+                for k in range(3):
+                    events[3 * i + k] = events[3 * (i - gap) + k]
+                i -= gap
+            events[3 * i], events[3 * i + 1], events[3 * i + 2] = place, a, b
+        gap //= 3
 
 
 @inlined
