@@ -12,8 +12,8 @@ LANES = 16
 # Elements of which a kernel keeps everything in a core's L1 cache.
 PART = 1024
 
-# For optimal scales: how many are screened at once; minima that one sweep may find, and candidates on
-# either side of each.
+# For optimal scales: how many are screened at once; minima that one sweep may find, and candidates
+# on either side of each.
 WIDTH = 64
 MINIMA = 1024
 AROUND = 4
