@@ -340,7 +340,7 @@ def test_the_kernel_gives_the_same_bits(target: str, options: dict[str, Any], st
     is_slow = storage == "float16" or options.get("symmetric") is False
     shapes = [(40, 32), (30, 5), (4, 130), (1, 300 if is_slow else 5000)]
     blocks = BLOCKS[::2]
-    if storage == "float16":  # whose scales are all equally bad for the huge ones
+    if is_slow:  # not the huge ones, for which all scales are nearly the same
         blocks = blocks[np.abs(blocks).max(axis=1) < 1e30]
     groups = [blocks, *[random.standard_t(4, shape) for shape in shapes]]
     for number, block in enumerate(groups):

@@ -12,8 +12,8 @@ LANES = 16
 # Elements of which a kernel keeps everything in a core's L1 cache.
 PART = 1024
 
-# Scales that are screened at once, breakpoints that one sweep may have, and candidates on either
-# side of a minimum, for optimal scales.
+# For optimal scales: how many are screened at once; minima that one sweep may find, and candidates
+# on either side of each.
 WIDTH = 64
-EVENTS = 2048
+MINIMA = 1024
 AROUND = 4

@@ -40,7 +40,7 @@ SIGNATURES: dict[str, tuple[str, str]] = {
     "optimal": (
         "optimal",
         "f4* f4* i i i f4* i i4* i f8* i i i i f4* i4* u1* f4* f4* f4* i4* f8* f4* f8* f4* f4* f4* "
-        "f4* f4* i4* i4* f4* i4* i f8* f4*",
+        "f4* f4* i4* i4* f4* i4* i f8* f8* i f4*",
     ),
     "dequantize": ("decode", "u1* u2* i i i i f4* i f4* f4* i i8* i f4* f4* f4* u2*"),
     "search": (

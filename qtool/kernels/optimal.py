@@ -30,11 +30,12 @@ from qtool.kernels.candidates import (
 from qtool.kernels.compiled import Pointer, inlined
 from qtool.kernels.loaded import load
 from qtool.kernels.squares import TOGETHER, exact, reach, screen
-from qtool.kernels.sweeps import sweep
+from qtool.kernels.sweeps import breakpoints, minima
 
 # What float32 and reciprocals do to the square root of an error: 2^-21 of that of the sum of w x^2,
 # on either side; with room to spare.
 _BLUR = 2.0**-19
+_TINY = 1e-15  # of the sum of w x^2
 
 
 def optimal(
@@ -72,7 +73,9 @@ def optimal(
     errors: Pointer,
     error_bits: Pointer,
     room: int,
+    state: Pointer,
     events: Pointer,
+    breaks: int,
     near: Pointer,
 ) -> None:
     """Better scales and windows of groups of n elements; done[g] = 1 where they are the best.
@@ -82,11 +85,12 @@ def optimal(
     numbers, width: see candidates. mantissa: of a float type's numbers, or negative for integers;
     emin: bits of its smallest normal number. scales, windows: a start, and the result. The rest is
     memory: best has error, scale and window, ids and ends the candidates and errors theirs, for
-    `room` of them and WIDTH more.
+    `room` of them and WIDTH more, state and events (for `breaks`) are those of sweeps.
     """
     kind, normal = np.int32(mantissa), np.int32(emin)
     rows = -(-n // LANES) * LANES
     blur = 2.0**-23 * (8 + min(n, TOGETHER) + n // TOGETHER)
+    margin = 2.0**-52 * (64 + n)  # of sums along a sweep
     cell = 1.0 / np.float64(1 << (24 - cells))
     for g in range(groups):
         below, above, square, unit, fits = load(
@@ -146,8 +150,12 @@ def optimal(
             elif cells:
                 bar = _bits(limit + cell * (norm + least))
             following = end
-            for i in range(begin, end):
-                if np.int32(error_bits[i]) > bar:
+            lead = begin
+            if cells:
+                lead = _lead(error_bits, begin, end)
+            for place in range(begin - 1 if begin < end else end, end):
+                i = lead if place < begin else place  # the most promising one first
+                if place == lead or np.int32(error_bits[i]) > bar:
                     continue
                 scale = np.float32(table[ids[i]])
                 left, right = scale, scale
@@ -177,20 +185,24 @@ def optimal(
                         )
                         continue
                 first, last = ends_of(numbers, width, w)
-                found = 0
+                count = 0
                 if cells:
-                    found = sweep(
-                        values, shares, rows, left, right, first, last, kind, normal, square,
-                        least * least, events, near,
+                    count = breakpoints(
+                        values, weights, rows, left, right, first, last, kind, normal,
+                        unit / square, state, events, breaks,
                     )  # fmt: skip
-                if found < 0:
+                near[0], found = scale, 1
+                for turn in range(3 if cells and count >= 0 else 1):
+                    if turn:
+                        most = best[0] * unit / square * (1.0 + margin) + _TINY
+                        found = minima(events, count, state, left, right, most, turn == 1, near)
+                    _settle(
+                        values, weights, weighted, rows, near, found, first, last, kind, normal,
+                        lanes, w, best,
+                    )  # fmt: skip
+                if count < 0 or found < 0:
                     done[g] = np.uint8(0)
                     break
-                near[found] = scale
-                _settle(
-                    values, weights, weighted, rows, near, found + 1, first, last, kind, normal,
-                    lanes, w, best,
-                )  # fmt: skip
         if width:
             w = first_window(above, below, np.float32(best[1]), width)
             best[2] = np.float64(w) if w >= 0 else best[2]
@@ -262,6 +274,15 @@ def _least(
             if value < bits and first_window(above, below, table[ids[i]], width) >= 0:
                 bits = value
     return np.float64(np.int32(bits).view(np.float32))
+
+
+@inlined
+def _lead(error_bits: Pointer, begin: int, end: int) -> int:
+    """The candidate of least error."""
+    lead = begin
+    for i in range(begin, end):
+        lead = i if np.int32(error_bits[i]) < np.int32(error_bits[lead]) else lead
+    return lead
 
 
 @inlined

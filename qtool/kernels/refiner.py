@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qtool.kernels import AROUND, EVENTS, LANES, WIDTH
+from qtool.kernels import AROUND, LANES, MINIMA, WIDTH
 from qtool.kernels.machine import Array, Kernel, address
 
 _optimal = Kernel("optimal")
@@ -34,13 +34,14 @@ def refine(
     rows = -(-n // LANES) * LANES
     given = values if weights is None else weights
     floats, lanes, doubles = np.zeros((3, rows), np.float32), np.zeros(LANES), np.zeros(3)
-    floats[2, :n] = 1
+    floats[1:, :n] = 1
     small = np.zeros((6, WIDTH), np.float32)
     lists, errors = np.zeros((2, _ROOM + WIDTH), np.int32), np.zeros(_ROOM + WIDTH, np.int32)
-    events = np.zeros(3 * EVENTS)
+    breaks = 2048 + rows
+    events, state = np.zeros(2 * breaks), np.zeros(3)
     powers = np.arange(256, dtype=np.int32) << 23
     binades = np.searchsorted(table.view(np.int32), powers).astype(np.int32)
-    near = np.zeros((2 * AROUND + 1) * (EVENTS + 1) + 1, np.float32)
+    near = np.zeros((2 * AROUND + 1) * MINIMA, np.float32)
     mantissa, emin = format
     _optimal(
         address(values, "f4"), address(given, "f4"), int(weights is not None), groups, n,
@@ -52,6 +53,6 @@ def refine(
         address(small[5], "f4"), address(doubles, "f8"),
         *(address(row, "f4") for row in small[:5]), *(address(row, "i4") for row in lists),
         address(errors.view(np.float32), "f4"), address(errors, "i4"), _ROOM,
-        address(events, "f8"), address(near, "f4"),
+        address(state, "f8"), address(events, "f8"), breaks, address(near, "f4"),
     )  # fmt: skip
     return done.astype(bool)

@@ -1,21 +1,26 @@
-"""The minima of a group's error among neighbouring float32 scales; see scales.breakpoints."""
+"""The minima of a group's error among neighbouring float32 scales; see scales.breakpoints.
+
+As functions of u = s / right - 1, relative to the sum of w x^2, errors are c + g u + b u^2. state:
+c, g and b at the right end. events: places, in u, and steps of b, of the breakpoints from right to
+left.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from qtool.kernels import AROUND, EVENTS
+from qtool.kernels import AROUND, MINIMA
 from qtool.kernels.compiled import Pointer, inlined
-from qtool.kernels.squares import rounded
 
-_MARGIN = 1e-9
 _LARGEST = np.int32(0x7F7FFFFF)
+_EXPONENT = np.int64(0x7FF0000000000000)
+_HALF = np.int64(0x0008000000000000)
 
 
 @inlined
-def sweep(
+def breakpoints(
     x: Pointer,
-    shares: Pointer,
+    weights: Pointer,
     n: int,
     left: np.float32,
     right: np.float32,
@@ -23,81 +28,129 @@ def sweep(
     high: np.float32,
     mantissa: np.int32,
     emin: np.int32,
-    square: float,
-    least: float,
+    scaling: float,
+    state: Pointer,
     events: Pointer,
-    out: Pointer,
+    room: int,
 ) -> int:
-    """Candidates in [left, right] into out, and their number; -1 where breakpoints are too many.
+    """Find those in [left, right]; returns how many, or -1 where there is no room for them.
 
-    square: sum of w x^2; least: the least error known. events: places, in units of left, and steps
-    of a and b, of the breakpoints from right to left.
+    scaling: 1 / sum of w x^2.
     """
-    unit = np.float64(left) * np.float64(left) / square
-    a, b, count = 0.0, 0.0, 0
+    wide = np.float64(right)
+    unit, ratio = scaling * wide * wide, np.float64(left) / wide
+    c, g, b, count = 0.0, 0.0, 0.0, 0
     for d in range(n):
-        value = np.float32(x[d])
-        last = high if value > np.float32(0) else np.float32(-low)
-        size = np.float32(np.abs(value))
-        code = rounded(np.float32(size / right), mantissa, emin)
-        outer = rounded(np.float32(size / left), mantissa, emin)
-        code = code if code < last else last
-        outer = outer if outer < last else last
-        share, quotient = np.float64(shares[d]) * unit, np.float64(size) / np.float64(left)
-        a += share * quotient * np.float64(code)
-        b += share * np.float64(code) * np.float64(code)
+        value = np.float64(x[d])
+        last = np.float64(high) if value > 0.0 else -np.float64(low)
+        share, quotient = np.float64(weights[d]) * unit, np.abs(value) / wide
+        code = min(_nearest(quotient, mantissa, emin), last)
+        outer = min(_nearest(quotient / ratio, mantissa, emin), last)
+        error = quotient - code
+        c += share * error * error
+        g -= 2.0 * share * code * error
+        b += share * code * code
         while code < outer:
-            if count == EVENTS:
+            if count == room:
                 return -1
-            after = np.float32(code + _spacing(code, mantissa, emin))
-            k, k1 = np.float64(code), np.float64(after)
-            place = quotient / (0.5 * (k + k1))
-            _insert(events, count, place, share * quotient * (k1 - k), share * (k1 * k1 - k * k))
+            after = code + _spacing(code, mantissa, emin)
+            events[2 * count] = quotient / (0.5 * (code + after)) - 1.0
+            events[2 * count + 1] = share * (after * after - code * code)
             count += 1
             code = after
-    found = 0
-    start: float = np.float64(right) / np.float64(left)
+    _sort(events, count)
+    state[0], state[1], state[2] = c, g, b
+    return count
+
+
+@inlined
+def minima(
+    events: Pointer,
+    count: int,
+    state: Pointer,
+    left: np.float32,
+    right: np.float32,
+    limit: float,
+    only_least: bool,
+    out: Pointer,
+) -> int:
+    """Scales around the minima between breakpoints that are within the limit into out, and how
+    many; -1 where there are too many. only_least: around the least of them."""
+    least, least_at, found = limit, -1.0, 0
+    last = _LARGEST
+    c, g, b, start = state[0], state[1], state[2], 0.0
+    final = np.float64(left) / np.float64(right) - 1.0
     for i in range(count + 1):
-        end = events[3 * i] if i < count else 1.0
-        t = a / b if b > 0.0 else 0.0
-        t = min(max(t, end), start)
-        if 1.0 - 2.0 * t * a + t * t * b - _MARGIN <= least * (1.0 + _MARGIN) / square:
-            found = _around(np.float32(t * np.float64(left)), out, found)
+        end = events[2 * i] if i < count else final
+        u = -0.5 * g / b if b > 0.0 else 0.0
+        u = min(max(u, end), start)
+        error = c + g * u + b * u * u
+        if only_least and error <= least:
+            least, least_at = error, u
+        if not only_least and error <= limit:
+            if found > (2 * AROUND + 1) * (MINIMA - 1):
+                return -1
+            found, last = _around(np.float32((1.0 + u) * np.float64(right)), last, out, found)
         if i < count:
+            step = events[2 * i + 1]
             start = end
-            a += events[3 * i + 1]
-            b += events[3 * i + 2]
+            c -= step * end
+            g += step * (1.0 - end)
+            b += step
+    if least_at > -1.0:
+        found, last = _around(np.float32((1.0 + least_at) * np.float64(right)), last, out, 0)
     return found
 
 
 @inlined
-def _spacing(code: np.float32, mantissa: np.int32, emin: np.int32) -> np.float32:
+def _nearest(quotient: float, mantissa: np.int32, emin: np.int32) -> float:
+    """squares.rounded() in float64."""
+    if mantissa < 0:
+        return float(np.rint(quotient))
+    lowest = np.int64((np.int64(emin) >> np.int64(23)) + 896) << np.int64(52)
+    bits = np.int64(np.float64(quotient).view(np.int64) & _EXPONENT)
+    bits = bits if bits > lowest else lowest
+    place = np.int64(np.int64(52) - np.int64(mantissa)) << np.int64(52)
+    magic = np.int64(bits + place + _HALF).view(np.float64)
+    return quotient + magic - magic
+
+
+@inlined
+def _spacing(code: float, mantissa: np.int32, emin: np.int32) -> float:
     """From a code >= 0 to the next one."""
     if mantissa < 0:
-        return np.float32(1)
+        return 1.0
     bits = np.int32(np.float32(code).view(np.int32) & np.int32(0x7F800000))
     bits = bits if bits > emin else emin
-    return np.int32(bits - np.int32(mantissa << np.int32(23))).view(np.float32)
+    return np.float64(np.int32(bits - np.int32(mantissa << np.int32(23))).view(np.float32))
 
 
 @inlined
-def _insert(events: Pointer, count: int, place: float, a: float, b: float) -> None:
-    """Put a breakpoint among the others, in falling order of places."""
-    i = count
-    while i > 0 and events[3 * i - 3] < place:
-        events[3 * i] = events[3 * i - 3]
-        events[3 * i + 1] = events[3 * i - 2]
-        events[3 * i + 2] = events[3 * i - 1]
-        i -= 1
-    events[3 * i], events[3 * i + 1], events[3 * i + 2] = place, a, b
+def _sort(events: Pointer, count: int) -> None:
+    """In falling order of places (Shell's sort, with Knuth's gaps)."""
+    gap = 1
+    while gap < count // 3:
+        gap = 3 * gap + 1
+    while gap:
+        for at in range(gap, count):
+            place, step = events[2 * at], events[2 * at + 1]
+            i = at
+            while i >= gap and events[2 * (i - gap)] < place:
+                events[2 * i] = events[2 * (i - gap)]
+                events[2 * i + 1] = events[2 * (i - gap) + 1]
+                i -= gap
+            events[2 * i], events[2 * i + 1] = place, step
+        gap //= 3
 
 
 @inlined
-def _around(scale: np.float32, out: Pointer, found: int) -> int:
-    bits = np.float32(scale).view(np.int32)
-    for step in range(-AROUND, AROUND + 1):
-        near = np.int32(bits + np.int32(step))
-        near = near if near > np.int32(1) else np.int32(1)
-        near = near if near < _LARGEST else _LARGEST
-        out[found + step + AROUND] = np.int32(near).view(np.float32)
-    return found + 2 * AROUND + 1
+def _around(scale: np.float32, last: np.int32, out: Pointer, found: int) -> tuple[int, np.int32]:
+    """Float32 numbers around one, but those below `last` only, and their least."""
+    bits = np.int32(np.float32(scale).view(np.int32) + np.int32(AROUND))
+    for _ in range(2 * AROUND + 1):
+        if np.int32(1) <= bits < last:
+            out[found] = np.int32(bits).view(np.float32)
+            last = bits
+            found += 1
+        bits = np.int32(bits - np.int32(1))
+    return found, last

@@ -38,7 +38,7 @@ Array = NDArray[Any]
 
 _UNHALVED = 2.0**-125 - 2.0**-149
 _LARGEST = np.int32(0x7F7FFFFF)
-_MARGIN = 1e-9  # of the sum of w x^2, beyond what rounding does to errors along a sweep
+_TINY = 1e-15  # of X, beyond what rounding does to errors along a sweep
 _TERMS, _SWEEPS = 1 << 20, 1 << 12  # that are done together
 _AROUND = np.arange(-4, 5, dtype=np.int32)
 
@@ -130,6 +130,13 @@ def _search(groups: Groups, best: Best, which: Array, cell: Array, window: Array
     near = _promising(groups, best, which, cell, window)
     window = np.broadcast_to(window, which.shape)[near]
     which, (left, right) = which[near], _edges(cell[near], groups.grid)
+    while (wide := right / 2 > left).any():  # of subnormal numbers: sums would lose digits
+        order = np.argsort(np.concatenate([which, which[wide]]), kind="stable")
+        middle, rest = right.copy(), right[wide]
+        middle[wide] = 2 * left[wide]
+        left = np.concatenate([left, middle[wide]])[order]
+        right = np.concatenate([middle, rest])[order]
+        which, window = (np.concatenate([of, of[wide]])[order] for of in (which, window))
     step = max(1, min(_SWEEPS, _TERMS // len(groups.x)))
     for at in range(0, which.size, step):
         part = slice(at, at + step)
@@ -139,63 +146,77 @@ def _search(groups: Groups, best: Best, which: Array, cell: Array, window: Array
 def _sweep(
     groups: Groups, best: Best, which: Array, left: Array, right: Array, window: Array
 ) -> None:
-    """Offer what is around the minima of E in every [left, right].
+    """Offer what is around the minima of E in every [left, right]: first around the least one of
+    each group, then around all that are below what that has given.
 
-    As functions of t = s / left, relative to X: E = 1 - 2 t a + t^2 b.
+    As functions of u = s / right - 1, relative to X: E = c + g u + b u^2.
     """
-    pair, start, end, a, b = _intervals(groups, which, left, right, window)
+    pair, start, end, c, g, b = _intervals(groups, which, left, right, window)
+    if not pair.size:
+        return
     with np.errstate(divide="ignore", invalid="ignore"):
-        t = np.clip(np.where(b > 0, a / b, 0.0), end, start)
-    error = 1 - 2 * t * a + t * t * b - _MARGIN
-    limit = best.error[which] * (1 + _MARGIN) / groups.norm[which] ** 2
-    low = error <= limit[pair]
-    pair, t = pair[low], t[low]
-    scale = _around((t * left[pair]).astype(np.float32))
-    pair = np.repeat(pair, _AROUND.size)
-    error = groups.errors(which[pair], scale, window[pair])
-    best.offer(which[pair], error, scale, window[pair])
+        u = np.clip(np.where(b > 0, -0.5 * g / b, 0.0), end, start)
+    error = c + g * u + b * u * u
+    margin, square = 2.0**-52 * (64 + len(groups.x)), groups.norm[which] ** 2
+    first = np.flatnonzero(np.diff(which[pair], prepend=-1))
+    least = np.minimum.reduceat(error, first)
+    is_least = error == np.repeat(least, np.diff(first, append=pair.size))
+    for chosen in (is_least, ~is_least):
+        near = error <= (best.error[which] / square * (1 + margin) + _TINY)[pair]
+        some, at = pair[chosen & near], u[chosen & near]
+        scale = _around(((1 + at) * right[some]).astype(np.float32)).view(np.int32)
+        keys = np.unique(np.repeat(some, _AROUND.size) << 32 | scale)
+        some, scale = keys >> 32, keys.astype(np.int32).view(np.float32)
+        best.offer(
+            which[some], groups.errors(which[some], scale, window[some]), scale, window[some]
+        )
 
 
 def _intervals(
     groups: Groups, which: Array, left: Array, right: Array, window: Array
-) -> tuple[Array, Array, Array, Array, Array]:
+) -> tuple[Array, Array, Array, Array, Array, Array]:
     """The intervals between breakpoints, from right to left: number of the pair of group and
-    [left, right], the interval's right and left end, a and b."""
+    [left, right], the interval's right and left end in u, and c, g and b.
+
+    At a breakpoint u = d of a code k and the next one, m, E becomes larger by
+    (m^2 - k^2) (u^2 + (1 - d) u - d).
+    """
     x = groups.x[:, which].astype(np.float64)
     weight = 1.0 if groups.weights is None else groups.weights[:, which]
     high, low = groups.grid.highs[window], groups.grid.lows[window]
-    unit = left.astype(np.float64)
-    levels = _Levels(groups.grid)
+    unit, levels = right.astype(np.float64), _Levels(groups.grid)
     last = levels.index(np.where(x > 0, high, -low))
     x = np.abs(x) / unit
-    widest = right / unit
-    inner = np.minimum(levels.index(x / widest), last)
-    count = np.minimum(levels.index(x), last) - inner
-    share = (unit / groups.norm[which]) ** 2 * weight  # of X, in units of left
+    inner = np.minimum(levels.index(x), last)
+    count = np.minimum(levels.index(x / (left / unit)), last) - inner
+    share = np.broadcast_to((unit / groups.norm[which]) ** 2 * weight, x.shape)
     value = levels.value(inner)
-    a, b = (share * x * value).sum(axis=0), (share * value * value).sum(axis=0)
+    steps = [(share * (x - value) ** 2).sum(axis=0), (-2 * share * value * (x - value)).sum(axis=0)]
+    steps.append((share * value * value).sum(axis=0))
     element, number = spread(count.T.reshape(-1))
-    pair = element // len(x)
+    pair = np.concatenate([np.arange(which.size), element // len(x)])
     index = inner.T.reshape(-1)[element] + number
-    value, after = levels.value(index), levels.value(index + 1)
-    x, share = x.T.reshape(-1)[element], np.broadcast_to(share, x.shape).T.reshape(-1)[element]
-    begins = np.arange(which.size)
-    pair = np.concatenate([begins, pair])
-    start = np.concatenate([widest, x / levels.halfway(index)])
+    d = x.T.reshape(-1)[element] / levels.halfway(index) - 1
+    step = share.T.reshape(-1)[element]
+    step = step * (levels.value(index + 1) ** 2 - levels.value(index) ** 2)
+    start = np.concatenate([np.zeros(which.size), d])
     order = np.lexsort((-start, np.arange(pair.size) >= which.size, pair))
     pair, start = pair[order], start[order]
-    a = _running(np.concatenate([a, share * x * (after - value)])[order], pair)
-    b = _running(np.concatenate([b, share * (after * after - value * value)])[order], pair)
-    end = np.append(start[1:], 1.0)
-    end[np.flatnonzero(np.diff(pair, append=-1))] = 1.0
-    return pair, start, end, a, b
+    end = np.append(start[1:], 0.0)
+    final = np.flatnonzero(np.diff(pair, append=-1))
+    end[final] = (left / unit - 1)[pair[final]]
+    c, g, b = (
+        _running(np.concatenate([at_right, change])[order], pair)
+        for at_right, change in zip(steps, (-step * d, step * (1 - d), step), strict=True)
+    )
+    return pair, start, end, c, g, b
 
 
 def _running(steps: Array, pair: Array) -> Array:
-    """Sums of the steps of every pair so far."""
-    total = np.cumsum(steps)
+    """Sums of the steps of every pair so far; longer floats, as all sums of the others come in."""
+    total = np.cumsum(steps, dtype=np.longdouble)
     first = np.flatnonzero(np.diff(pair, prepend=-1))
-    return np.asarray(total - (total - steps)[first][pair])
+    return (total - (total - steps)[first][pair]).astype(np.float64)
 
 
 class _Levels:
