@@ -106,7 +106,7 @@ class QuantizedTensor:
     @property
     def outcome(self) -> Outcome:
         """The tensor without its codes."""
-        scale = self.scale.astype(np.float64) * (self.global_scale or 1.0)
+        scale = operator_scale(self.scale, self.global_scale).astype(np.float64)
         low, high = (float(scale.min()), float(scale.max())) if scale.size else (None, None)
         return Outcome(
             self.spec, self.precision, self.scale_dtype, scale.size, low, high,

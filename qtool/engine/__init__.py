@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qtool.dtypes import DType, resolve
-from qtool.engine import plain, restore_plain
+from qtool.engine import plain, restore_plain, tiling
 from qtool.engine.request import SOURCES, Request, given_codes, given_scale, request
-from qtool.engine.tiling import LARGEST_WINDOW
 from qtool.errors import SpecError
 from qtool.kernels.geometry import group_span
 from qtool.pool import default_jobs
@@ -146,7 +145,7 @@ def can_stream(asked: Request) -> bool:
 def _has_windows(asked: Request) -> bool:
     """Whether whole groups lie in runs that memory holds."""
     span = group_span(asked.shape, asked.spec.granularity)
-    return span is not None and span[0] <= LARGEST_WINDOW
+    return span is not None and span[0] <= tiling.LARGEST_WINDOW
 
 
 def can_restore(codes: Codes, output: DType) -> bool:
