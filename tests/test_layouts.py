@@ -358,7 +358,8 @@ def test_what_runtimes_fuse_shares_a_global_scale(
     monkeypatch.setattr(engine, "kernels_pay", lambda elements: streamed)
     monkeypatch.setattr(engine, "TILES_PAY", 1)
     target = tmp_path / "q.safetensors"
-    ok("quantize", source, "-o", target, "--preset", "nvfp4", "--layout", layout)
+    ok("quantize", source, "-o", target, "--preset", "nvfp4", "--layout", layout, "--method",
+       "absmax")  # fmt: skip
     absmax = {n: float(np.abs(x.astype(np.float32)).max()) for n, x in weights(BFLOAT16).items()}
     fused = [[n for n in LINEAR if ATTENTION in n],
              [n for n in LINEAR if "gate_proj" in n or "up_proj" in n],
