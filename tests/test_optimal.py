@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -188,7 +189,8 @@ def found_window(
 
 def start(blocks: Array, spec: QuantSpec, storage: str, over: float) -> tuple[Array, Array | None]:
     """absmax or minmax."""
-    scale, zero = scales.choose(blocks, spec, DTYPES[storage], over)
+    plain = replace(spec, method="absmax" if spec.symmetric else "minmax")
+    scale, zero = scales.choose(blocks, plain, DTYPES[storage], over)
     return scale.reshape(-1), None if zero is None else zero.reshape(-1)
 
 

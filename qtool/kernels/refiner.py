@@ -8,7 +8,7 @@ from qtool.kernels import AROUND, LANES, MINIMA, WIDTH
 from qtool.kernels.machine import Array, Kernel, address
 
 _optimal = Kernel("optimal")
-_ROOM = 1 << 16  # candidates of a group
+_ROOM = 1 << 18  # candidates of a group
 
 
 def refine(
@@ -38,7 +38,7 @@ def refine(
     small = np.zeros((6, WIDTH), np.float32)
     lists, errors = np.zeros((2, _ROOM + WIDTH), np.int32), np.zeros(_ROOM + WIDTH, np.int32)
     breaks = 2048 + rows
-    events, state = np.zeros(2 * breaks), np.zeros(3)
+    events, state = np.zeros(2 * breaks), np.zeros(96)
     powers = np.arange(256, dtype=np.int32) << 23
     binades = np.searchsorted(table.view(np.int32), powers).astype(np.int32)
     near = np.zeros((2 * AROUND + 1) * MINIMA, np.float32)

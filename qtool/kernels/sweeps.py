@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from qtool.kernels import AROUND, MINIMA
+from qtool.kernels import AROUND, LANES, MINIMA
 from qtool.kernels.compiled import Pointer, inlined
 
+# In state: sums by lanes, and a row's codes at the right and at the left end.
+_LANE_SUMS, _INNER, _OUTER = 16, 64, 80
 _LARGEST = np.int32(0x7F7FFFFF)
 _EXPONENT = np.int64(0x7FF0000000000000)
 _HALF = np.int64(0x0008000000000000)
@@ -38,29 +40,68 @@ def breakpoints(
     scaling: 1 / sum of w x^2.
     """
     wide = np.float64(right)
-    unit, ratio = scaling * wide * wide, np.float64(left) / wide
-    c, g, b, count = 0.0, 0.0, 0.0, 0
-    for d in range(n):
-        value = np.float64(x[d])
-        last = np.float64(high) if value > 0.0 else -np.float64(low)
-        share, quotient = np.float64(weights[d]) * unit, np.abs(value) / wide
-        code = min(_nearest(quotient, mantissa, emin), last)
-        outer = min(_nearest(quotient / ratio, mantissa, emin), last)
-        error = quotient - code
-        c += share * error * error
-        g -= 2.0 * share * code * error
-        b += share * code * code
-        while code < outer:
-            if count == room:
-                return -1
-            after = code + _spacing(code, mantissa, emin)
-            events[2 * count] = quotient / (0.5 * (code + after)) - 1.0
-            events[2 * count + 1] = share * (after * after - code * code)
-            count += 1
-            code = after
+    ratio = wide / np.float64(left)
+    count = 0
+    for at in range(_LANE_SUMS, _LANE_SUMS + 3 * LANES):
+        state[at] = 0.0
+    for row in range(0, n, LANES):
+        changes = _row(x, weights, row, wide, ratio, low, high, mantissa, emin, scaling, state)
+        for lane in range(LANES if changes else 0):
+            code, outer = state[_INNER + lane], state[_OUTER + lane]
+            quotient = np.abs(np.float64(x[row + lane])) / wide
+            share = np.float64(weights[row + lane]) * (scaling * wide * wide)
+            while code < outer:
+                if count == room:
+                    return -1
+                after = code + _spacing(code, mantissa, emin)
+                events[2 * count] = quotient / (0.5 * (code + after)) - 1.0
+                events[2 * count + 1] = share * (after * after - code * code)
+                count += 1
+                code = after
     _sort(events, count)
-    state[0], state[1], state[2] = c, g, b
+    for k in range(3):
+        total = 0.0
+        for lane in range(LANES):
+            total += state[_LANE_SUMS + k * LANES + lane]
+        state[k] = total
     return count
+
+
+@inlined
+def _row(
+    x: Pointer,
+    weights: Pointer,
+    row: int,
+    wide: float,
+    ratio: float,
+    low: np.float32,
+    high: np.float32,
+    mantissa: np.int32,
+    emin: np.int32,
+    scaling: float,
+    state: Pointer,
+) -> int:
+    """Add LANES elements to c, g and b of their lanes; returns how many codes change, and puts them
+    at both ends into state."""
+    inverse, unit = 1.0 / wide, scaling * wide * wide
+    most, least = np.float64(high), -np.float64(low)
+    changes = np.int64(0)
+    for lane in range(LANES):
+        value = np.float64(x[row + lane])
+        last = most if value > 0.0 else least
+        share, quotient = np.float64(weights[row + lane]) * unit, np.abs(value) * inverse
+        code = _nearest(quotient, mantissa, emin)
+        outer = _nearest(quotient * ratio, mantissa, emin)
+        code = code if code < last else last
+        outer = outer if outer < last else last
+        error = quotient - code
+        state[_LANE_SUMS + lane] += share * error * error
+        state[_LANE_SUMS + LANES + lane] -= 2.0 * share * code * error
+        state[_LANE_SUMS + 2 * LANES + lane] += share * code * code
+        state[_INNER + lane] = code
+        state[_OUTER + lane] = outer
+        changes += np.int64(code < outer)
+    return int(changes)
 
 
 @inlined

@@ -20,7 +20,8 @@ Errors are within 1e-12 of the least one; of scales on one parabola, float64 sum
 
 Cost: elements times cells, 10 ns each: 128 per octave for types of up to 4 bits, 512 for longer
 float and 1024 for longer integer types; then 1 us per breakpoint in the cells that are left.
-Asymmetric, 2 to 10 times that.
+Asymmetric, 2 to 10 times that. The kernel, which looks at fewer cells, takes 0.1 to 0.5 us per
+element all in all, and up to 15 us for uint8 groups of 100000 with zero points.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ Scales under which a value would come back infinite (see ranges) are no candidat
 scales are too many: see breakpoints.py.
 
 Cost: elements times scales between the bounds, which are an octave or two apart: of 128 bfloat16
-or 1024 float16 scales each, about 10 ns per element and scale; asymmetric, 2 to 10 times that.
+or 1024 float16 scales each, about 10 ns per element and scale; asymmetric, up to 4 times that. The
+kernel takes 0.1 ns, and looks at fewer of them.
 """
 
 from __future__ import annotations
