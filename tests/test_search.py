@@ -154,7 +154,7 @@ def test_the_search_begins_with_any_scale_that_can_be_stored(name: str) -> None:
 
 def test_a_scale_without_a_sign_takes_none() -> None:
     x = np.ones((2, 32), np.float32)
-    with pytest.raises(SpecError, match="^negative_scale: float8e8m0 scales have no sign; leave"):
+    with pytest.raises(SpecError, match=r"^negative_scale: float8e8m0 scales have no sign; leave"):
         quantized(x, "int4", 32, negative_scale=True, scale_dtype="float8e8m0")
 
 
