@@ -13,6 +13,7 @@ import qtool
 from qtool.dtypes import DTYPES
 from qtool.errors import SpecError
 from qtool.scales import global_scale
+from qtool.scales.search import Grid, proposed
 from qtool.spec import Blocked, PerAxis, PerTensor, QuantSpec, Tiled
 
 Array = NDArray[Any]
@@ -27,6 +28,8 @@ KINDS = {
     "ties": RNG.integers(-20, 21, (200, 64)) / 2,
     "constant": np.full((200, 64), 0.3),
     "zeros": np.zeros((200, 64)),
+    "scales almost subnormal": RNG.standard_normal((200, 64)) * 1e-37,
+    "scales subnormal": RNG.standard_normal((200, 64)) * 1e-38,
     "tiny": RNG.standard_normal((200, 64)) * 1e-42,
     "huge": RNG.standard_normal((200, 64)) * 1e37,
 }
@@ -135,6 +138,24 @@ def test_mx_scales_are_the_best_powers_of_two() -> None:
     tensor = quantized(x, "float4e2m1", 32, scale_dtype="float8e8m0")
     assert np.allclose(errors(x, tensor, 32).reshape(-1), best, rtol=1e-3, atol=0)
     assert tensor.spec.mx_rule is None
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float8e4m3fn", "float8e8m0"])
+def test_the_search_begins_with_any_scale_that_can_be_stored(name: str) -> None:
+    storage = DTYPES[name]
+    size = storage.numpy.itemsize
+    with np.errstate(invalid="ignore"):
+        every = np.arange(1 << 8 * size, dtype=f"u{size}").view(storage.numpy).astype(np.float32)
+    every = every[(every > 0) & (every < np.inf)]
+    grid = Grid.of(QuantSpec("int4", PerTensor()), storage, 1.0)
+    found, _ = proposed(every, np.zeros(every.size, np.float32), [(0, 0)], grid)
+    assert np.array_equal(found[:, 0], every)
+
+
+def test_a_scale_without_a_sign_takes_none() -> None:
+    x = np.ones((2, 32), np.float32)
+    with pytest.raises(SpecError, match=r"^negative_scale: float8e8m0 scales have no sign; leave"):
+        quantized(x, "int4", 32, negative_scale=True, scale_dtype="float8e8m0")
 
 
 def test_the_order_of_elements_and_of_blocks_does_not_matter() -> None:

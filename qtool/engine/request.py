@@ -68,12 +68,8 @@ def request(
     if scale is None:
         if zero_point is not None:
             raise SpecError(f"zero_point of {name}", "given without a scale", "give both")
-        if spec.negative_scale and not (spec.symmetric and spec.dtype.is_integer):
-            raise SpecError(
-                "negative_scale",
-                "only symmetric grids of integers have a larger side to choose",
-                "leave it out, or give scales",
-            )
+        if spec.negative_scale:
+            _check_signs(spec)
         made = Request(name, shape, source, spec, None, absmax)
         if spec.method == "optimal":
             from qtool.scales import optimal
@@ -90,6 +86,18 @@ def request(
     made = Request(name, shape, source, spec, (stored, zero))
     ops.check_scale(ops.cast(operator_scale(stored), made.precision), thing)
     return made
+
+
+def _check_signs(spec: QuantSpec) -> None:
+    """Raise SpecError where chosen scales cannot have either sign."""
+    if not (spec.symmetric and spec.dtype.is_integer):
+        raise SpecError(
+            "negative_scale",
+            "only symmetric grids of integers have a larger side to choose",
+            "leave it out, or give scales",
+        )
+    if spec.scale_dtype == resolve("float8e8m0"):
+        raise SpecError("negative_scale", "float8e8m0 scales have no sign", "leave it out")
 
 
 def given_scale(

@@ -194,11 +194,12 @@ def _stored(
     """
     bits = bits if bits >= np.int32(1) else np.int32(1)
     bits = bits if bits <= largest else largest
-    below = np.int32(normal - np.int32(bits >> np.int32(23)))
+    exponent = np.int32(bits >> np.int32(23))
+    below = np.int32(normal - (exponent if exponent >= np.int32(1) else np.int32(1)))
     below = below if below >= np.int32(0) else np.int32(0)
     drop = np.int32(np.int32(np.int32(23) - mantissa) + below)
     drop = drop if drop <= np.int32(23) else np.int32(23)
-    half = np.int32(np.int32(np.int32(1) << drop) >> np.int32(1))
+    half = np.int32(np.int32(np.int32(np.int32(1) << drop) - np.int32(1)) >> np.int32(1))
     bits = np.int32(np.int32(np.int32(bits + half) >> drop) << drop)
     bits = bits if bits >= smallest else smallest
     bits = bits if bits <= largest else largest
