@@ -189,7 +189,8 @@ def found_window(
 
 def start(blocks: Array, spec: QuantSpec, storage: str, over: float) -> tuple[Array, Array | None]:
     """absmax or minmax."""
-    plain = replace(spec, method="absmax" if spec.symmetric else "minmax")
+    method = "absmax" if spec.symmetric else "minmax"
+    plain = replace(spec, method=method, negative_scale=False)
     scale, zero = scales.choose(blocks, plain, DTYPES[storage], over)
     return scale.reshape(-1), None if zero is None else zero.reshape(-1)
 
