@@ -88,7 +88,7 @@ def written(path: Path, name: str, record: dict[str, Any]) -> Written:
     if over in parts:
         (factor,) = scale_values(parts[over], "float32")
         assert factor == record["global_scale"]
-        scales = [value * factor for value in scales]
+        scales = [float(np.float32(value) * np.float32(factor)) for value in scales]
     return Written(parts[name], scales, parts.get(zero), nbytes)
 
 
