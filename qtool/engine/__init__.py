@@ -86,12 +86,14 @@ def quantize(
         return second_order.quantize_array(x, asked, np.asarray(hessian), damping, act_order)
     if damping is not None or act_order is not None:
         raise SpecError("damping, act_order", "given without a Hessian", "give one")
-    if can_stream(asked) and kernels_pay(work(spec, x.size)):
-        from qtool.engine.stream import quantize_array
+    searches = asked.weights is not None or spec.method == "optimal"
+    if not (can_stream(asked) or searches) or not kernels_pay(work(spec, x.size)):
+        return plain.quantize(x, asked)
+    if not can_stream(asked):
+        return plain.quantize(x, asked, default_jobs())
+    from qtool.engine.stream import quantize_array
 
-        return quantize_array(x, asked, jobs=default_jobs())
-    threads = default_jobs() if asked.weights is not None and kernels_pay(work(spec, x.size)) else 0
-    return plain.quantize(x, asked, threads)
+    return quantize_array(x, asked, jobs=default_jobs())
 
 
 def find_absmax(read: Reader, asked: Request, *, jobs: int) -> float:

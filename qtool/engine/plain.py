@@ -59,7 +59,7 @@ def _chosen(
         from qtool.engine import searching
 
         return searching.weighted(x, single, asked, jobs, over)
-    return scales.choose(single, asked.spec, asked.storage, over, asked.weights)
+    return scales.choose(single, asked.spec, asked.storage, over, asked.weights, compiled=jobs > 0)
 
 
 def _global_scale(single: Array, asked: Request) -> float:

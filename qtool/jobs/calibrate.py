@@ -187,11 +187,10 @@ class _Job:
         spec = self._spec.at(tensor.granularity)
         given = _from_ranges(tensor, spec) if spec.needs_distribution else ()
         asked = engine.request(tensor.name, tensor.shape, tensor.dtype, spec, *given)
-        if not (
-            engine.can_stream(asked) and engine.kernels_pay(engine.work(asked.spec, tensor.size))
-        ):
+        pays = engine.kernels_pay(engine.work(asked.spec, tensor.size))
+        if not (engine.can_stream(asked) and pays):
             self._progress.advance(tensor.nbytes)
-            found = engine.plain.quantize(tensor.read(), asked)
+            found = engine.plain.quantize(tensor.read(), asked, self._jobs if pays else 0)
             return found.scale, found.zero_point, found.outcome
         from qtool.engine.stream import Stream
         from qtool.kernels import machine

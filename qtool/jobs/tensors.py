@@ -195,20 +195,17 @@ class Job:
             scale, zero = (self._given and self._given.of(info.name)) or (None, None)
             absmax = shared.get(info.name)
             asked = engine.request(info.name, info.shape, info.dtype, spec, scale, zero, absmax)
+            pays = kernels_pay and engine.work(spec, info.size) >= engine.TILES_PAY
             kind = None
             if self._importance is not None and self._importance.has(info.name):
                 kind = self._importance.kind(info, spec)
                 asked = replace(asked, weights=self._importance.weights(info, spec))
             if self._second_order is not None and self._second_order.has(info.name):
                 outcome = self._round(self._second_order, planned, asked, writer)
-            elif (
-                kernels_pay
-                and engine.work(spec, info.size) >= engine.TILES_PAY
-                and engine.can_stream(asked)
-            ):
+            elif pays and engine.can_stream(asked):
                 outcome = self._stream(asked, writer)
             else:
-                threads = self._jobs if kernels_pay and info.size >= engine.TILES_PAY else 0
+                threads = self._jobs if pays else 0
                 tensor = engine.plain.quantize(self._source.read(info.name), asked, threads)
                 writer.add(info.name, tensor)
                 outcome = tensor.outcome

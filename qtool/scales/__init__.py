@@ -24,14 +24,21 @@ Array = NDArray[Any]
 
 
 def choose(
-    x: Array, spec: QuantSpec, storage: DType, over: float = 1.0, weights: Array | None = None
+    x: Array,
+    spec: QuantSpec,
+    storage: DType,
+    over: float = 1.0,
+    weights: Array | None = None,
+    *,
+    compiled: bool = False,
 ) -> tuple[Array, Array | None]:
     """The scale, in its storage type, and the zero point of every group of x.
 
     The range of a group is [min, max], or by spec.method between percentiles, of its finite values;
     from_ranges() has the rest. Method mse goes on from there, see search(), and optimal from that.
     x: float32, spec's axis counted from the front. over: the global scale. weights: float32 in the
-    shape of x, by which squared errors count. Returns arrays of the granularity's scale shape.
+    shape of x, by which squared errors count. compiled: see refined(). Returns arrays of the
+    granularity's scale shape.
     """
     low, high = ranges(x, spec)
     scale, zero = from_ranges(low, high, spec, storage, over=over)
@@ -44,7 +51,7 @@ def choose(
     settled_on = settled(found, (scale, zero), np.maximum(-low, high), spec)
     if spec.method == "mse":
         return settled_on
-    return refined(groups, settled_on, spec, storage, over, shares)
+    return refined(groups, settled_on, spec, storage, over, shares, compiled=compiled)
 
 
 def refined(
