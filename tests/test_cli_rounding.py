@@ -358,7 +358,7 @@ def test_options_that_need_inputs(folder: Path) -> None:
         assert "is for second-order rounding; give --activations or --hessian" in told
     both = ("--activations", x, "--hessian", folder / "h.npz")
     assert refused("quantize", src, *INT4, *both, code=2).startswith("--hessian: replaces")
-    for damping in ("-1", "nan", "inf"):
+    for damping in ("-1", "nan", "inf", "1e20"):
         told = refused("quantize", src, *INT4, "--activations", x, "--damping", damping, code=2)
         assert told.startswith("--damping: ")
 

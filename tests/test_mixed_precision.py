@@ -251,6 +251,8 @@ def test_what_no_candidate_suits_is_left_alone_for_its_own_reason() -> None:
         ("--target-bits 4 --dtype int4", 2, "--dtype: the candidates say the type; leave it out"),
         ("--target-bits 4 --preset w4a16", 2,
          "--preset: the candidates say the type; leave it out"),
+        ("--target-bits 5 --block-size 32", 2, "--block-size: the candidates say how long blocks "
+         "are; leave it out, or use --candidates int4,int8"),
         ("--target-bits 4 --candidates int4:32,in8", 2,
          "candidate 'int4:32,in8': dtype: 'in8' is unknown; use int8"),
         ("--target-bits 4 --method foo", 2, "--method: 'foo' is unknown; "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from qtool.spec import QuantSpec, TensorInfo
 from qtool.tensor import QuantizedTensor
 
 Array = NDArray[Any]
+
+_LARGEST_DAMPING = 1000  # with more, columns no longer see each other's errors
 
 
 class SecondOrder:
@@ -46,8 +47,9 @@ class SecondOrder:
         """From the options of the command line; None where they ask for nearest rounding."""
         if hessian and activations:
             raise UsageError("--hessian", "replaces --activations", "leave one of them out")
-        if damping is not None and not 0 <= damping < math.inf:
-            raise UsageError("--damping", f"{damping} is negative or not finite", "use 0.01")
+        if damping is not None and not 0 <= damping <= _LARGEST_DAMPING:
+            rule = f"{damping} is outside [0, {_LARGEST_DAMPING}]"
+            raise UsageError("--damping", rule, "use for example 0.01")
         if hessian or activations:
             order = act_order is not False
             damping = rounding.DAMPING if damping is None else damping

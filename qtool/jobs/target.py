@@ -65,6 +65,9 @@ class Target:
         for key in ("dtype", "preset"):
             if key in recipe.words and all(typed & one.keys() for one in candidates):
                 raise UsageError(f"--{key}", "the candidates say the type", "leave it out")
+        if "block_size" in recipe.words and all("block_size" in one for one in candidates):
+            rule = "the candidates say how long blocks are"
+            raise UsageError("--block-size", rule, "leave it out, or use --candidates int4,int8")
         return list(candidates)
 
 
