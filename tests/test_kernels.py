@@ -244,7 +244,7 @@ def test_scales_of_the_largest_values_are_those_of_the_plain_path(
     target: str, storage: str, longest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups whose values would hardly be finite keep the scales that the search begins with."""
-    monkeypatch.setattr(searching, "_LARGEST_WINDOW", longest)
+    monkeypatch.setattr(tiling, "LARGEST_WINDOW", longest)
     largest = np.finfo(np.float32).max * np.random.default_rng(6).choice([1, 0.3, 0.2], (64, 1))
     x = (np.random.default_rng(7).uniform(-1, 1, (64, 64)) * largest).astype(np.float32)
     for granularity in (Blocked(1, 16), PerAxis(1)):

@@ -57,7 +57,7 @@ def test_nvfp4_is_two_dequantize_linear_nodes(tmp_path: Path) -> None:
     # Largest magnitudes of the blocks: 2688 = 6 * 448 and 84 = 6 * 14, so the global scale is 1.
     column = [2688, -448, 224, 672, *[0] * 12, 84, 7, -14, 28, 42, 56, *[0] * 10]
     made = matmul(np.array(column, np.float32)[:, None])
-    result, report = quantized(made, tmp_path, preset="nvfp4")
+    result, report = quantized(made, tmp_path, preset="nvfp4", method="absmax")
     assert [(n.op_type, list(n.input), list(n.output)) for n in result.graph.node] == [
         ("DequantizeLinear", ["w_scale_quantized", "w_global_scale"], ["w_scale"]),
         ("DequantizeLinear", ["w_quantized", "w_scale"], ["w"]),
@@ -95,7 +95,7 @@ def test_the_reference_computes_with_codes_times_scales(
     scale = held["w_scale_quantized" if preset == "nvfp4" else "w_scale"].astype(np.float32)
     if preset == "nvfp4":
         over = held["w_global_scale"]
-        assert over == report["tensors"][0]["global_scale"] == 2.0 ** np.log2(over).round()
+        assert over == report["tensors"][0]["global_scale"]
         scale = scale * over
     values = held["w_quantized"].astype(np.float32) * np.repeat(scale, size, 0)[:40]
     error = np.linalg.norm(values - source) / np.linalg.norm(source.astype(np.float64))
@@ -128,7 +128,8 @@ def test_dequantize_reads_both_levels(
     preset: str, dtype: str, external: bool, tmp_path: Path
 ) -> None:
     made = matmul(normal(64, 48))
-    result, _ = quantized(made, tmp_path, preset=preset, external_data=external)
+    # absmax: products with a global scale that is a power of two are exact in 16 bits too
+    result, _ = quantized(made, tmp_path, preset=preset, external_data=external, method="absmax")
     done = qtool.dequantize_file(tmp_path / "q.onnx", tmp_path / "b.onnx", dtype=dtype)
     assert done["tensors"] == [
         {"name": "w", "shape": [64, 48], "source_dtype": "float4e2m1", "dtype": dtype}
