@@ -80,11 +80,14 @@ def places(
         heights = np.minimum(granularity.rows, height - above)
         return starts, heights, np.minimum(granularity.columns, size - beside), size
     if isinstance(granularity, Blocked):
+        ones = np.ones(count, np.int64)
+        if inner == 1 and size % granularity.block_size == 0:  # sooner than the general case
+            length = np.full(count, granularity.block_size)
+            return number * granularity.block_size, ones, length, 0
         blocks = -(-size // granularity.block_size)
         before = number // inner % blocks * granularity.block_size
         starts = (number // (inner * blocks) * size + before) * inner + number % inner
         lengths = np.minimum(granularity.block_size, size - before)
-        ones = np.ones(count, np.int64)
         return (starts, ones, lengths, 0) if inner == 1 else (starts, lengths, ones, inner)
     return (number * inner, np.full(count, outer), np.full(count, inner), size * inner)
 

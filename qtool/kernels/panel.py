@@ -84,29 +84,34 @@ def measure(
     room: Pointer,
     size: int,
     family: int,
+    alike: int,
     grid: Pointer,
     unit: float,
     terms: Pointer,
     costs: Pointer,
 ) -> None:
-    """Add the squared errors of a panel to the costs of every candidate, in squared steps."""
+    """Add the squared errors of a panel to the costs of every candidate, in squared steps.
+
+    alike: whether lowest and highest steps are the same for all candidates and lanes.
+    """
+    low, high = np.float32(room[LOW]), np.float32(room[HIGH])
     for k in range(size):
         at = k * LANES
-        for row in range(TOGETHER):
-            for lane in range(LANES):
-                to = row * LANES + lane
-                terms[to] = np.float32(room[INVERSE + at + lane])
-                terms[_TERMS + to] = np.float32(room[LOW + at + lane])
-                terms[2 * _TERMS + to] = np.float32(room[HIGH + at + lane])
+        _spread(room, INVERSE + at, terms, 0)
+        if family == 0 and (weighted or not alike):
+            _spread(room, LOW + at, terms, _TERMS)
+            _spread(room, HIGH + at, terms, 2 * _TERMS)
         for d in range(0, rows * LANES, _TERMS):
-            if family == 0 and weighted:
-                _integers(panel, d, unit, shared, True, terms)
-            elif family == 0:
-                _integers(panel, d, unit, shared, False, terms)
-            elif weighted:
+            if family != 0 and weighted:
                 _floats(panel, d, family, grid, unit, shared, True, terms)
-            else:
+            elif family != 0:
                 _floats(panel, d, family, grid, unit, shared, False, terms)
+            elif weighted:
+                _integers(panel, d, low, high, False, unit, shared, True, terms)
+            elif alike:
+                _integers(panel, d, low, high, True, unit, shared, False, terms)
+            else:
+                _integers(panel, d, low, high, False, unit, shared, False, terms)
             for lane in range(LANES):
                 total = 0.0
                 for row in range(TOGETHER):
@@ -115,15 +120,32 @@ def measure(
 
 
 @inlined
+def _spread(room: Pointer, at: int, terms: Pointer, to: int) -> None:
+    """One row of lanes into TOGETHER."""
+    for row in range(TOGETHER):
+        for lane in range(LANES):
+            terms[to + row * LANES + lane] = np.float32(room[at + lane])
+
+
+@inlined
 def _integers(
-    panel: Pointer, at: int, unit: float, shared: Pointer, weighted: bool, terms: Pointer
+    panel: Pointer,
+    at: int,
+    low: np.float32,
+    high: np.float32,
+    alike: bool,
+    unit: float,
+    shared: Pointer,
+    weighted: bool,
+    terms: Pointer,
 ) -> None:
     coarse = np.float32(unit)
     for i in range(_TERMS):
-        low, high = np.float32(terms[_TERMS + i]), np.float32(terms[2 * _TERMS + i])
+        lowest = low if alike else np.float32(terms[_TERMS + i])
+        highest = high if alike else np.float32(terms[2 * _TERMS + i])
         v = np.float32(panel[at + i] * terms[i])
-        c = v if v > low else low
-        c = c if c < high else high
+        c = v if v > lowest else lowest
+        c = c if c < highest else highest
         r = np.float32(v - np.float32(np.float32(c + _ROUND) - _ROUND))
         t = np.float32(r * r)
         if weighted:

@@ -87,7 +87,10 @@ def search(
                             shared,
                         )  # fmt: skip
                         multiply(shared, rows, shares, first, lanes)
-                measure(panel, shared, weighted, rows, room, size, family, grid, unit, terms, costs)
+                measure(
+                    panel, shared, weighted, rows, room, size, family, shifts == 0, grid, unit,
+                    terms, costs,
+                )  # fmt: skip
             _choose(room, costs, size, over, stage == 0, best)
         _hold_on(loose, over, best)
         for lane in range(lanes):
@@ -139,7 +142,7 @@ def add_costs(
             if weighted:
                 gather(weights, starts, heights, widths, stride, first, lanes, begin, rows, shared)
                 multiply(shared, rows, shares, first, lanes)
-            measure(panel, shared, weighted, rows, room, size, family, grid, unit, terms, costs)
+            measure(panel, shared, weighted, rows, room, size, family, 0, grid, unit, terms, costs)
         for lane in range(lanes):
             for k in range(size):
                 out[(first + lane) * size + k] = costs[k * LANES + lane]
@@ -212,16 +215,20 @@ def _choose(
 ) -> None:
     """The best candidate of a stage, if it is better than what was; the first one of all is the
     beginning."""
+    for i in range(size * LANES):
+        divisor = np.float64(np.float32(np.float32(room[i]) * np.float32(over)))
+        costs[i] = costs[i] * (divisor * divisor)
+    # a number that is not known when this is compiled: else the loops become single steps
+    width = min(size, 1) * LANES
+    if is_first:
+        for lane in range(width):
+            best[_BEFORE + lane] = costs[lane]
+            best[lane] = np.inf
     for k in range(size):
         to = k * LANES
-        for lane in range(LANES):
+        for lane in range(width):
             s, z = np.float64(room[to + lane]), np.float64(room[_ZERO + to + lane])
-            divisor = np.float64(np.float32(np.float32(s) * np.float32(over)))
-            cost = costs[to + lane] * (divisor * divisor)
-            least = best[lane]
-            if is_first and k == 0:
-                best[_BEFORE + lane] = cost
-                least = np.inf
+            cost, least = costs[to + lane], best[lane]
             better = cost < least
             best[lane] = cost if better else least
             best[_SCALE + lane] = s if better else best[_SCALE + lane]
