@@ -108,8 +108,7 @@ class Searcher:
         scale, zero = scales.single(*start)
         weights = self._weights[begin : begin + window.size]
         part = self._shares[first : first + scale.size]
-        x = widened(window, self._asked.source)
-        self._kernel.search(x, begin, first, scale, zero, weights, part)
+        self._kernel.search(window, begin, first, scale, zero, weights, part)
         return scales.settled((scale, zero), start, bound, self._asked.spec)
 
     def _gathered(self, x: Array, begin: int, first: int, count: int) -> Array:
@@ -129,8 +128,7 @@ class Searcher:
         """The squared error of these groups, as the search counts it."""
         scale, zero = scales.single(*found)
         candidates = bounds(scale, zero, self._grid)[:, :, None]
-        x = widened(window, self._asked.source)
-        pieces, steps = self._kernel.costs(x, begin, groups.start, candidates)
+        pieces, steps = self._kernel.costs(window, begin, groups.start, candidates)
         total = np.zeros(scale.size)
         np.add.at(total, pieces, steps[:, 0])
         return float((total * squared(scale, self._grid)).sum())
@@ -181,9 +179,8 @@ class Searcher:
         def measured(start: int) -> tuple[Array, Array]:
             values = buffer("raw", self._asked.source.numpy, min(step, end - start))
             self._read(start, values)
-            x = widened(values, self._asked.source)
-            weights, part = self._weights[start : start + x.size], self._shares[first:]
-            return self._kernel.costs(x, start, first, candidates, weights, part)
+            weights, part = self._weights[start : start + values.size], self._shares[first:]
+            return self._kernel.costs(values, start, first, candidates, weights, part)
 
         def add(tile: tuple[Array, Array]) -> None:
             np.add.at(total, *tile)

@@ -30,7 +30,7 @@ Note = Callable[[str], None]
 _SOURCE = "f4* u2* i i"
 _PLACE = "i8* i i"
 _CODES = f"{_SOURCE} f4* f4* i {_PLACE} i f4* i4* i i u1* u2*"
-_GROUPS = "f4* f4* i f4* i8* i8* i8* i i"
+_GROUPS = "f4* u2* i f4* i f4* i8* i8* i8* i i"
 SIGNATURES: dict[str, tuple[str, str]] = {
     "find_absmax": ("groups", f"{_SOURCE} {_PLACE} i i4* f4*"),
     "find_minmax": ("groups", f"{_SOURCE} {_PLACE} i i4* i4* f4*"),

@@ -10,6 +10,7 @@ import numpy as np
 
 from qtool.kernels import LANES
 from qtool.kernels.compiled import Pointer, inlined
+from qtool.kernels.convert import float16
 from qtool.kernels.searcher import CANDIDATES, TOGETHER
 
 INVERSE, LOW, HIGH = (CANDIDATES * LANES * k for k in (2, 3, 4))
@@ -24,6 +25,8 @@ _ROUND = np.float32(1.5 * 2**23)  # added and subtracted, it rounds to integers,
 @inlined
 def gather(
     x: Pointer,
+    bits: Pointer,
+    form: int,
     starts: Pointer,
     heights: Pointer,
     widths: Pointer,
@@ -38,20 +41,35 @@ def gather(
     is not finite or not there. The rows are completed to a multiple of TOGETHER."""
     whole = -(-rows // TOGETHER) * TOGETHER
     for lane in range(LANES):
-        there, width, at = 0, 1, 0
+        there, width, at, step = 0, 1, 0, 1
         if lane < lanes:
             width, at = widths[first + lane], starts[first + lane]
             there = min(rows, max(heights[first + lane] * width - begin, 0))
+        if width == 1:
+            step = stride
         if width == 1 or begin + there <= width:
-            step = stride if width == 1 else 1
             at += begin * step
-            for i in range(there):
-                panel[i * LANES + lane] = _finite(x[at + i * step])
+            if form == 0:
+                for i in range(there):
+                    panel[i * LANES + lane] = _finite(np.float32(x[at + i * step]))
+            elif form == 1:
+                for i in range(there):
+                    panel[i * LANES + lane] = _finite(_bfloat16(bits[at + i * step]))
+            else:
+                for i in range(there):
+                    panel[i * LANES + lane] = _finite(float16(bits[at + i * step]))
         else:
             column = begin % width
             at += begin // width * stride + column
             for i in range(there):
-                panel[i * LANES + lane] = _finite(x[at])
+                value = np.float32(0)
+                if form == 0:
+                    value = np.float32(x[at])
+                elif form == 1:
+                    value = _bfloat16(bits[at])
+                else:
+                    value = float16(bits[at])
+                panel[i * LANES + lane] = _finite(value)
                 column += 1
                 at += 1
                 if column == width:
@@ -59,6 +77,11 @@ def gather(
                     at += stride - width
         for i in range(there, whole):
             panel[i * LANES + lane] = np.float32(0)
+
+
+@inlined
+def _bfloat16(bits: int) -> np.float32:
+    return np.float32(np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32))
 
 
 @inlined

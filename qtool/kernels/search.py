@@ -2,10 +2,10 @@
 
 The same numbers as scales.search, which says what candidates and costs are.
 
-x: float32. weights: of the elements, where weighted is set; shares: what those of a group are
-multiplied by. A group has heights[g] runs of widths[g] elements, the first at starts[g] and each
-`stride` after the last. family: 0 for integers, or the mantissa bits of a float type, whose lowest
-normal exponent, biased, and largest value are in grid. unit: see scales.search.
+x, bits, form: see tiles. weights: of the elements, where weighted is set; shares: what those of a
+group are multiplied by. A group has heights[g] runs of widths[g] elements, the first at starts[g]
+and each `stride` after the last. family: 0 for integers, or the mantissa bits of a float type,
+whose lowest normal exponent, biased, and largest value are in grid. unit: see scales.search.
 panel, shared: ROWS * LANES float32. The following are rows of LANES. room, float32: for each
 candidate its scale, zero point, reciprocal, lowest and highest step. terms, float32: of TOGETHER
 rows of a panel. costs, float64: of each candidate. best, float64: cost, scale and zero point of
@@ -28,6 +28,8 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 
 def search(
     x: Pointer,
+    bits: Pointer,
+    form: int,
     weights: Pointer,
     weighted: int,
     shares: Pointer,
@@ -80,11 +82,14 @@ def search(
             for begin in range(0, longest, ROWS):
                 rows = min(ROWS, longest - begin)
                 if stage == 0 or longest > ROWS:
-                    gather(x, starts, heights, widths, stride, first, lanes, begin, rows, panel)
+                    gather(
+                        x, bits, form, starts, heights, widths, stride, first, lanes, begin, rows,
+                        panel,
+                    )  # fmt: skip
                     if weighted:
                         gather(
-                            weights, starts, heights, widths, stride, first, lanes, begin, rows,
-                            shared,
+                            weights, bits, 0, starts, heights, widths, stride, first, lanes,
+                            begin, rows, shared,
                         )  # fmt: skip
                         multiply(shared, rows, shares, first, lanes)
                 measure(
@@ -100,6 +105,8 @@ def search(
 
 def add_costs(
     x: Pointer,
+    bits: Pointer,
+    form: int,
     weights: Pointer,
     weighted: int,
     shares: Pointer,
@@ -138,9 +145,12 @@ def add_costs(
             costs[i] = 0.0
         for begin in range(0, longest, ROWS):
             rows = min(ROWS, longest - begin)
-            gather(x, starts, heights, widths, stride, first, lanes, begin, rows, panel)
+            gather(x, bits, form, starts, heights, widths, stride, first, lanes, begin, rows, panel)
             if weighted:
-                gather(weights, starts, heights, widths, stride, first, lanes, begin, rows, shared)
+                gather(
+                    weights, bits, 0, starts, heights, widths, stride, first, lanes, begin, rows,
+                    shared,
+                )  # fmt: skip
                 multiply(shared, rows, shares, first, lanes)
             measure(panel, shared, weighted, rows, room, size, family, 0, grid, unit, terms, costs)
         for lane in range(lanes):

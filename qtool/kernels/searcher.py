@@ -80,13 +80,13 @@ class TileSearcher:
     ) -> None:
         """Improve scale and zero, float32 of whole groups from number first on, in place.
 
-        x: float32 elements from number begin on, in which these groups lie. weights: of the
+        x: elements from number begin on, in which these groups lie. weights: of the
         elements; shares: what those of each group are multiplied by.
         """
         starts, heights, widths, stride = places(self._shape, self._granularity, first, scale.size)
         starts = starts - begin
         _search(
-            address(x, "f4"), address(weights, "f4"), weights.size > 0, address(shares, "f4"),
+            *_source(x), address(weights, "f4"), weights.size > 0, address(shares, "f4"),
             address(starts, "i8"), address(heights, "i8"), address(widths, "i8"), stride,
             scale.size, self._family, address(self._grid, "i4"), self._unit, self._loose,
             self._over, address(self._storage, "i8"), address(self._limits, "f4"), self._shifts,
@@ -116,10 +116,17 @@ class TileSearcher:
         costs = np.empty(of_pieces.shape[1:])
         share = np.ascontiguousarray(shares[groups]) if shares.size else shares
         _add_costs(
-            address(x, "f4"), address(weights, "f4"), weights.size > 0, address(share, "f4"),
+            *_source(x), address(weights, "f4"), weights.size > 0, address(share, "f4"),
             address(starts, "i8"), address(heights, "i8"), address(widths, "i8"), stride,
             groups.size, self._family, address(self._grid, "i4"), self._unit,
             candidates.shape[2], address(of_pieces, "f4"), *_workspace.panel, _workspace.costs,
             address(costs, "f8"),
         )  # fmt: skip
         return groups, costs
+
+
+def _source(x: Array) -> tuple[int, int, int]:
+    """x, bits and form; see kernels.tiles."""
+    form = 0 if x.dtype == np.float32 else 2 if x.dtype == np.float16 else 1
+    place = address(x.view(f"u{x.itemsize}"), f"u{x.itemsize}")
+    return place, place, form

@@ -40,7 +40,7 @@ def stages(
     elif dtype.bits == 2:
         coarse, fine = _span(-8, 1, 4), [8, 16, 32]
     elif dtype.is_integer and dtype.bits <= 4:
-        coarse, fine = _span(-7, 4 if spec.negative_scale else 1, 12), [24, 48]
+        coarse, fine = _span(-8 if weighted else -7, 4 if spec.negative_scale else 1, 12), [24, 48]
     elif dtype.is_integer:
         coarse, fine = _span(-3, 15, 128), [256]
     elif dtype.bits == 4:
