@@ -152,6 +152,12 @@ def _second_order(recipe: Recipe) -> SecondOrder | None:
     names = ("hessian", "activations", "damping", "act_order")
     if not any(name in recipe.options for name in names):
         return None
+    if recipe.options.get("target_sqnr") is not None:
+        raise UsageError(
+            "--target-sqnr",
+            "second-order rounding gives up weights' errors for outputs'",
+            "use --target-bits, or leave --hessian and --activations out",
+        )
     from qtool.jobs.second_order import SecondOrder
 
     return SecondOrder.of(*(recipe.options.get(name) for name in names))

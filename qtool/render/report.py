@@ -61,7 +61,8 @@ def _tensor_table(tensors: Sequence[dict[str, Any]], totals: dict[str, Any], wid
     table = new_table("tensor, worst first", "type")
     sqnrs = ("SQNR", "weighted") if weighted else ("SQNR",)
     outputs = ("output error", "nearest") if of_outputs else ()
-    for column in (*sqnrs, "max error", "clipped", "bits", *outputs):
+    extremes = () if weighted or of_outputs else ("max error", "clipped")  # 80 columns hold so many
+    for column in (*sqnrs, *extremes, "bits", *outputs):
         table.add_column(column, justify="right", no_wrap=True)
     name_width = room(table, [*rows, last[1]], width)
     for name, cells in zip(short_names(names, name_width), rows, strict=True):
@@ -80,7 +81,8 @@ def _figures(row: dict[str, Any], *, of_outputs: bool, weighted: bool) -> list[s
     bits = number(row["bits_per_weight"], ".2f")
     outputs = [number(row[name], ".4f") for name in ("output_error", "output_error_nearest")]
     largest = number(row["max_abs_error"], ".3g")
-    return [*sqnr, largest, clipped, bits, *(outputs if of_outputs else [])]
+    extremes = [] if weighted or of_outputs else [largest, clipped]
+    return [*sqnr, *extremes, bits, *(outputs if of_outputs else [])]
 
 
 def _badness(row: dict[str, Any]) -> float:
