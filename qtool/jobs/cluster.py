@@ -26,7 +26,7 @@ def connected(address: str) -> Iterator[Executor]:
     except ModuleNotFoundError as error:
         rule = "needs the package distributed"
         raise QtoolError(_OPTION, rule, "pip install 'qtool[cluster]'") from error
-    with _silenced("distributed"):
+    with _silenced("distributed", "tornado"):
         client = _client(distributed, address)
         try:
             _wait_for_worker(client, address)
@@ -59,9 +59,9 @@ def _wait_for_worker(client: Any, address: str) -> None:
 
 
 @contextmanager
-def _silenced(package: str) -> Iterator[None]:
-    """Without what a package logs: errors are raised."""
-    names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] == package]
+def _silenced(*packages: str) -> Iterator[None]:
+    """Without what packages log: errors are raised."""
+    names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] in packages]
     levels = {logger: logger.level for logger in map(logging.getLogger, names)}
     try:
         for logger in levels:
