@@ -40,7 +40,7 @@ def stages(
     elif dtype.bits == 2:
         coarse, fine = _span(-8, 1, 4), [8, 16, 32]
     elif dtype.is_integer and dtype.bits <= 4:
-        coarse, fine = _span(-8 if weighted else -7, 4 if spec.negative_scale else 1, 12), [24, 48]
+        coarse, fine = _span(-5, 3 if spec.negative_scale else 1, 8), [24]
     elif dtype.is_integer:
         coarse, fine = _span(-3, 15, 128), [256]
     elif dtype.bits == 4:
@@ -48,8 +48,8 @@ def stages(
     else:
         coarse, fine = _span(-2, 16, 16), [32]
     if weighted and short and storage.bits != 8:
-        coarse = sorted({*coarse, *_span(-22, -1, 4)})
-        fine = sorted({*fine, 8, 16, 32})
+        coarse = sorted({*coarse, *_span(-8, 1, 12), *_span(-22, -1, 4)})
+        fine = sorted({*fine, 8, 16, 32, 48})
     first = [(0, 0), *((k, move) for move in moves for k in coarse if (k, move) != (0, 0))]
     later = [[(-_OCTAVE // part, 0), (_OCTAVE // part, 0)] for part in fine]
     if spec.symmetric:
