@@ -386,7 +386,8 @@ def bfloat16(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param({"dtype": "float4e2m1", "block_size": 16, "scale_dtype": "float8e4m3fn",
                       "method": "absmax"},
                      "float8e4m3fn", id="nvfp4-scales"),
-        pytest.param({"dtype": "float4e2m1", "block_size": 32, "scale_dtype": "float8e8m0"},
+        pytest.param({"dtype": "float4e2m1", "block_size": 32, "scale_dtype": "float8e8m0",
+                      "method": "absmax"},
                      "float8e8m0", id="mxfp4-scales"),
     ],
 )  # fmt: skip

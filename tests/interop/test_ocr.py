@@ -26,7 +26,7 @@ WAYS = {
     "second-order": [*INT4, "--hessian", "HESSIAN"],
     # 4.5 bits per weight too, with the float32 scales of the model
     "blocks of 64": ["--dtype", "int4", "--block-size", "64"],
-    "mixed": ["--target-bits", "4.5"],
+    "mixed": ["--target-bits", "4.5", "--importance", "SQUARES"],
 }
 LINES = [part.strip() for text in SENTENCES for part in (text[:24], text[-22:])]
 
@@ -69,16 +69,19 @@ class Recogniser:
         """Probabilities of the characters, (lines, steps, characters)."""
         target = self._folder / f"{way}.onnx"
         if not target.exists():
-            options = [word.replace("HESSIAN", str(self._hessian())) for word in WAYS[way]]
+            places = {"HESSIAN": "--hessian", "SQUARES": "--mean-square"}
+            options = [
+                str(self._captured(places[word])) if word in places else word for word in WAYS[way]
+            ]
             ok("quantize", self._source, "-o", target, *options)
         return self._run(session(target))
 
-    def _hessian(self) -> Path:
-        """Of inputs that other lines give."""
-        path = self._folder / "hessian.safetensors"
+    def _captured(self, what: str) -> Path:
+        """What is known of the inputs that other lines give."""
+        path = self._folder / f"captured{what}.safetensors"
         if not path.exists():
             np.savez(self._folder / "lines.npz", x=rendered(OTHERS, 4))
-            ok("capture", self._source, self._folder / "lines.npz", "-o", path, "--hessian")
+            ok("capture", self._source, self._folder / "lines.npz", "-o", path, what)
         return path
 
     def error(self, outputs: Array) -> float:
