@@ -32,7 +32,7 @@ def stages(
     dtype = spec.dtype
     if storage.bits == 8:
         unit = _OCTAVE if storage.name == "float8e8m0" else _OCTAVE >> int(storage.limits.nmant)
-        low, high = (-1, 1) if unit == _OCTAVE else (-3, 6)
+        low, high = (-1, 1) if unit == _OCTAVE else (-2, 6)
         low = low if short and not weighted else -5 if unit == _OCTAVE else -24
         coarse, fine = [k * unit for k in range(low, high + 1)], []
     elif not short:
