@@ -1,15 +1,10 @@
-"""The Report: plain data with the figures of one run, and its strict JSON.
-
-report.schema.json, beside this file, is its JSON Schema.
-"""
+"""Makes the Report of one run; ../report.schema.json is its JSON Schema."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from qtool import __version__
@@ -18,8 +13,6 @@ from qtool.stats import Stats, exceeds, unravel
 
 VERSION = 1
 LIBRARIES = ("numpy", "ml_dtypes", "onnx")
-
-Report = dict[str, Any]
 
 
 def tensor_record(
@@ -53,7 +46,7 @@ def build(
     skipped: Sequence[tuple[str, str]],
     warnings: Sequence[str],
     seconds: float,
-) -> Report:
+) -> dict[str, Any]:
     """The Report of one run. tensors: records with their Stats, in source order; skipped: names
     and reasons."""
     total = Stats()
@@ -86,23 +79,6 @@ def build(
         "warnings": list(warnings),
         "seconds": round(seconds, 6),
     }
-
-
-def to_json(report: Mapping[str, Any]) -> str:
-    """The report as strict JSON: no NaN and no Infinity."""
-    return json.dumps(report, indent=2, allow_nan=False) + "\n"
-
-
-def is_report(path: Path) -> bool:
-    """Whether a file holds a report of qtool's, which another one may replace."""
-    try:
-        with path.open("rb") as file:
-            if file.read(1) != b"{":  # a file of weights is not read into memory
-                return False
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return data["tool"]["name"] == "qtool" and "report_version" in data
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return False
 
 
 def _sizes(elements: int, before: int, after: int) -> dict[str, Any]:

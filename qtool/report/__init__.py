@@ -1,0 +1,12 @@
+"""The Report: plain data with the figures of one run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qtool.report.build import build, tensor_record
+from qtool.report.document import is_report, to_json
+
+Report = dict[str, Any]
+
+__all__ = ["Report", "build", "is_report", "tensor_record", "to_json"]
