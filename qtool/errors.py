@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 
 class QtoolError(ValueError):
@@ -43,6 +44,26 @@ class OutputError(QtoolError):
 
 class UsageError(SpecError):
     """Options that contradict each other; the command line exits with 2."""
+
+
+class GateError(QtoolError):
+    """A result that does not hold what was asked for; the command line exits with 3.
+
+    report: what was found. others: further failures of the same run, one line each.
+    """
+
+    def __init__(
+        self,
+        thing: str,
+        rule: str,
+        remedy: str | None = None,
+        *,
+        report: dict[str, Any],
+        others: Sequence[str] = (),
+    ) -> None:
+        super().__init__(thing, rule, remedy)
+        self.report = report
+        self.others = tuple(others)
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""How a command ends: 0 done, 1 cannot be done, 2 wrong usage, 130 interrupted, 143 terminated."""
+"""How a command ends: 0 done, 1 cannot be done, 2 wrong usage, 3 a gate failed, 130 interrupted,
+143 terminated."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from io import TextIOWrapper, UnsupportedOperation
 
 import typer
 
-from qtool.errors import QtoolError, SpecError, UsageError
+from qtool.errors import GateError, QtoolError, SpecError, UsageError
 
 # The option that an argument is on the command line, where it is not --its-name.
 _OPTIONS = {"saturate": "--no-saturate", "symmetric": "--asymmetric"}
@@ -34,6 +35,10 @@ def exit_code() -> Iterator[None]:
         os.dup2(nowhere, sys.stderr.fileno())
     except KeyboardInterrupt:
         _fail("interrupted", 130)
+    except GateError as error:
+        for line in error.others:
+            _say(line)
+        _fail(_message(error), 3)
     except QtoolError as error:
         _fail(_message(error), 2 if isinstance(error, UsageError) else 1)
     except MemoryError:
@@ -80,9 +85,13 @@ def _message(error: QtoolError) -> str:
 
 
 def _fail(message: str, code: int) -> None:
+    _say(message)
+    raise typer.Exit(code)
+
+
+def _say(message: str) -> None:
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
     typer.secho(f"qtool: {line}", err=True, fg=typer.colors.RED, color=_wants_color())
-    raise typer.Exit(code)
 
 
 def _wants_color() -> bool | None:
