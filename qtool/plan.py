@@ -18,6 +18,7 @@ class Planned:
     """One tensor: how it is quantized and stored, or the reason why it is not.
 
     parts: what a quantized one is made of in the file.
+    is_fallback: it was chosen for quantization, which what is asked for then could not do.
     """
 
     info: TensorInfo
@@ -25,6 +26,7 @@ class Planned:
     stored: Stored | None = None
     parts: Sequence[Part] = ()
     reason: str | None = None
+    is_fallback: bool = False
 
     @property
     def entries(self) -> list[Entry]:
@@ -63,7 +65,8 @@ def _planned(info: TensorInfo, recipe: Recipe, given: Given | None, layout: Layo
     parameters: tuple[DType | None, bool] | None = None
     if reason is None and given is not None:
         parameters = given(info.name)
-        reason = "no scale is given for it" if parameters is None else None
+        if parameters is None:
+            return Planned(info, reason="no scale is given for it", is_fallback=True)
     if reason is not None:
         return Planned(info, reason=reason)
     spec = recipe.spec_for(info)
@@ -76,8 +79,9 @@ def _planned(info: TensorInfo, recipe: Recipe, given: Given | None, layout: Layo
     )  # fmt: skip
     reason = layout.obstacle(info, stored)
     if reason is not None:
-        return Planned(info, reason=reason)
+        return Planned(info, reason=reason, is_fallback=True)
     planned = Planned(info, spec, stored, layout.parts(info.name, stored))
     if not recipe.bare and not recipe.all_ranks and planned.bytes_after >= info.nbytes:
-        return Planned(info, reason=f"would not get smaller as {spec.dtype}")
+        rule = f"would not get smaller as {spec.dtype}"
+        return Planned(info, reason=rule, is_fallback=True)
     return planned

@@ -49,6 +49,10 @@ def dynamic(
     requantize: options.Requantize = False,
     allow_empty: options.AllowEmpty = False,
     report: options.ReportFile = None,
+    fail_if: options.FailIf = None,
+    baseline: options.Baseline = None,
+    strict: options.Strict = False,
+    dry_run: options.DryRun = False,
     resume: options.Resume = False,
     shards: options.Shards = None,
     scheduler: options.Scheduler = None,
@@ -63,8 +67,8 @@ def dynamic(
     zero included. With --graph, MatMul, Gemm and Conv of an ONNX model become
     DynamicQuantizeLinear with MatMulInteger or ConvInteger.
     """
-    with exit_code():
-        options.check_streams(output, json=json)
+    with exit_code(), options.failing(json=json, quiet=quiet):
+        options.check_streams(output, json=json and not dry_run)
         from qtool.jobs.dynamic import dynamic_file
 
         with options.progress(quiet=quiet) as progress:
@@ -72,7 +76,8 @@ def dynamic(
                 src, output, dtype=dtype, graph=graph, per_tensor=per_tensor,
                 source_dtype=source_dtype, include=include or (), exclude=exclude or (), to=to,
                 external_data=external_data, requantize=requantize, allow_empty=allow_empty,
-                report=report, resume=resume, shards=shards, scheduler=scheduler, jobs=jobs,
+                report=report, fail_if=fail_if or (), baseline=baseline, strict=strict,
+                dry_run=dry_run, resume=resume, shards=shards, scheduler=scheduler, jobs=jobs,
                 force=force, progress=progress,
             )  # fmt: skip
         options.finish(result, json=json, quiet=quiet)

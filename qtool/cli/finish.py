@@ -15,6 +15,8 @@ EXAMPLE = "Example: qtool finish model-int4"
 def finish(
     dst: Annotated[str, typer.Argument(metavar="DST", help="Folder that the slices are for.")],
     report: options.ReportFile = None,
+    fail_if: options.FailIf = None,
+    baseline: options.Baseline = None,
     jobs: options.Jobs = None,
     force: options.Force = False,
     json: options.Json = False,
@@ -25,8 +27,10 @@ def finish(
     Every shard is checked: that it is there, unchanged, and made from the
     source as it is, with the same settings.
     """
-    with exit_code():
+    with exit_code(), options.failing(json=json, quiet=quiet):
         from qtool.jobs.finish import finish_folder
 
-        result = finish_folder(dst, report=report, jobs=jobs, force=force)
+        result = finish_folder(
+            dst, report=report, fail_if=fail_if or (), baseline=baseline, jobs=jobs, force=force
+        )
         options.finish(result, json=json, quiet=quiet)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from qtool.errors import UsageError
+from qtool.errors import GateError, UsageError
 from qtool.jobs.progress import Progress, Silent
 
 # Panels of --help.
@@ -19,6 +19,7 @@ ROUNDING = "Second-order rounding"
 SELECTION = "Selection"
 MIXED = "Mixed precision"
 OUTPUT = "Output"
+CHECKS = "Checks"
 FOLDERS = "Checkpoint folders"
 FLAG = " "  # a flag takes no value: no type beside it in --help
 
@@ -215,6 +216,46 @@ ReportFile = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+FailIf = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="EXPR",
+        help="Exit with 3, and leave DST as it was, if this holds: 'sqnr_db < 20', "
+        "'max_abs_error > 0.1 on lm_head*', 'total.bits_per_weight > 4.6', "
+        "'sqnr_db worse by 0.5' (than --baseline). Figures are those of the report. Repeatable.",
+        show_default=False,
+        rich_help_panel=CHECKS,
+    ),
+]
+Baseline = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Report of an earlier run, for --fail-if 'FIGURE worse by N'.",
+        show_default=False,
+        rich_help_panel=CHECKS,
+    ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        metavar=FLAG,
+        help="Exit with 3, and leave DST as it was, where a tensor is not quantized as asked, a "
+        "pattern matches nothing, values are not finite, or nothing is quantized.",
+        rich_help_panel=CHECKS,
+    ),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        metavar=FLAG,
+        help="Print the plan, made from headers alone: the fate and the size of every tensor. "
+        "Nothing is written.",
+        rich_help_panel=CHECKS,
+    ),
+]
 Resume = Annotated[
     bool,
     typer.Option(
@@ -299,16 +340,30 @@ def progress(*, quiet: bool) -> Iterator[Progress]:
         yield shown
 
 
+@contextmanager
+def failing(*, json: bool, quiet: bool) -> Iterator[None]:
+    """Show the report of a result that fails, too."""
+    try:
+        yield
+    except GateError as error:
+        finish(error.report, json=json, quiet=quiet)
+        raise
+
+
 def finish(report: dict[str, Any], *, json: bool, quiet: bool) -> None:
-    """Show the report of quantize or dynamic; warnings in any case."""
+    """Show the report or the plan of quantize or dynamic; warnings in any case."""
     if json:
         show(report)
+    if report.get("dry_run"):
+        quiet = quiet or json
     if quiet and not report["warnings"]:
         return
     from qtool import render
 
     if quiet:
         render.warnings(report)
+    elif report.get("dry_run"):
+        render.planned(report)
     else:
         render.summary(report)
 

@@ -276,6 +276,10 @@ def quantize(
     requantize: options.Requantize = False,
     allow_empty: options.AllowEmpty = False,
     report: options.ReportFile = None,
+    fail_if: options.FailIf = None,
+    baseline: options.Baseline = None,
+    strict: options.Strict = False,
+    dry_run: options.DryRun = False,
     resume: options.Resume = False,
     shards: options.Shards = None,
     scheduler: options.Scheduler = None,
@@ -290,9 +294,9 @@ def quantize(
     of a weight, per tensor of a bare array, or, by --block-size, per block.
     A report says what it cost.
     """
-    with exit_code():
+    with exit_code(), options.failing(json=json, quiet=quiet):
         options.check_semantics(semantics)
-        options.check_streams(output, json=json)
+        options.check_streams(output, json=json and not dry_run)
         from qtool.jobs.quantize import quantize_file
 
         with options.progress(quiet=quiet) as progress:
@@ -309,7 +313,9 @@ def quantize(
                 dynamic_activations=False if weights_alone else dynamic_activations,
                 hessian=hessian, activations=activations,
                 damping=damping, act_order=act_order, to=to, external_data=external_data,
-                requantize=requantize, allow_empty=allow_empty, report=report, resume=resume,
-                shards=shards, scheduler=scheduler, jobs=jobs, force=force, progress=progress,
+                requantize=requantize, allow_empty=allow_empty, report=report,
+                fail_if=fail_if or (), baseline=baseline, strict=strict, dry_run=dry_run,
+                resume=resume, shards=shards, scheduler=scheduler, jobs=jobs, force=force,
+                progress=progress,
             )  # fmt: skip
         options.finish(result, json=json, quiet=quiet)

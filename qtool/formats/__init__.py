@@ -165,6 +165,23 @@ def sink(container: str, path: Path, entries: Sequence[Entry], metadata: Mapping
     return SafetensorsSink(path, entries, metadata)
 
 
+def file_nbytes(
+    container: str, path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]
+) -> int:
+    """Bytes of the file that sink() makes; errors as there."""
+    if container == "npy":
+        from qtool.formats.npy import NpySink
+
+        return NpySink.file_nbytes(path, entries)
+    if container == "npz":
+        from qtool.formats.npz import NpzSink
+
+        return NpzSink.file_nbytes(entries, metadata)
+    from qtool.formats.safetensors import SafetensorsSink
+
+    return SafetensorsSink(path, entries, metadata).nbytes
+
+
 def _container(path: Path) -> str:
     """The container that the content shows; the name decides where it shows none."""
     if path.is_dir():

@@ -164,6 +164,17 @@ class NpySource:
         return stream
 
 
+def _only(entries: Sequence[Entry], path: Path) -> Entry:
+    """The one entry that a .npy file has room for."""
+    if len(entries) != 1:
+        raise OutputError(
+            str(path),
+            f"a .npy file holds one array, not {len(entries)}",
+            "write .npz or .safetensors",
+        )
+    return entries[0]
+
+
 class NpySink:
     """A .npy file of one entry, byte for byte what np.save writes of the C-order array.
 
@@ -171,15 +182,15 @@ class NpySink:
     """
 
     def __init__(self, path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) -> None:
-        if len(entries) != 1:
-            raise OutputError(
-                str(path),
-                f"a .npy file holds one array, not {len(entries)}",
-                "write .npz or .safetensors",
-            )
-        self._entry = entries[0]
+        self._entry = _only(entries, path)
         self._is_written = False
         self._file = path.open("wb")
+
+    @staticmethod
+    def file_nbytes(path: Path, entries: Sequence[Entry]) -> int:
+        """Bytes of the whole file."""
+        entry = _only(entries, path)
+        return len(header_bytes(entry.dtype, entry.shape)) + entry_nbytes(entry)
 
     def write(self, name: str, data: NDArray[Any] | Iterator[bytes]) -> None:
         if name != self._entry.name or self._is_written:

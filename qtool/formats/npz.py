@@ -205,21 +205,25 @@ class NpzSink:
     """
 
     def __init__(self, path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) -> None:
-        self._pending: dict[str, Entry] = {}
-        for entry in entries:
-            if entry.name in self._pending:
-                raise OutputError(entry.name, "is the name of two entries")
-            if not _is_name(entry.name):
-                raise OutputError(
-                    entry.name,
-                    "cannot be the name of an array in .npz",
-                    "rename the tensor or write .safetensors",
-                )
-            self._pending[entry.name] = entry
+        self._pending = _by_name(entries)
         self._archive = zipfile.ZipFile(path, "w")
         if METADATA_KEY in metadata:
             text = np.frombuffer(metadata[METADATA_KEY].encode(), np.uint8)
             self._write(Entry(METADATA_NAME, _UINT8, text.shape), text)
+
+    @staticmethod
+    def file_nbytes(entries: Sequence[Entry], metadata: Mapping[str, str]) -> int:
+        """Bytes of the whole archive, of members and a directory of less than 4 GiB."""
+        found = [*_by_name(entries).values()]
+        if METADATA_KEY in metadata:
+            found.append(Entry(METADATA_NAME, _UINT8, (len(metadata[METADATA_KEY].encode()),)))
+        total = 22  # the end of the directory
+        for entry in found:
+            stored = len(header_bytes(entry.dtype, entry.shape)) + entry_nbytes(entry)
+            name = len((entry.name + _SUFFIX).encode())
+            wide = 20 if stored * 1.05 > zipfile.ZIP64_LIMIT else 0  # zipfile's own rule
+            total += 30 + name + wide + stored + 46 + name
+        return total
 
     def write(self, name: str, data: NDArray[Any] | Iterator[bytes]) -> None:
         if name not in self._pending:
@@ -262,6 +266,22 @@ class NpzSink:
             stream.write(header)
             for piece in array_pieces(entry, data):
                 stream.write(piece)
+
+
+def _by_name(entries: Sequence[Entry]) -> dict[str, Entry]:
+    """The entries; raises OutputError for names that the container cannot hold."""
+    found: dict[str, Entry] = {}
+    for entry in entries:
+        if entry.name in found:
+            raise OutputError(entry.name, "is the name of two entries")
+        if not _is_name(entry.name):
+            raise OutputError(
+                entry.name,
+                "cannot be the name of an array in .npz",
+                "rename the tensor or write .safetensors",
+            )
+        found[entry.name] = entry
+    return found
 
 
 def _is_name(name: str) -> bool:

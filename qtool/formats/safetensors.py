@@ -165,6 +165,7 @@ class SafetensorsSink:
         self.path = path
         self._header, self._places = layout(entries, metadata, str(path))
         self._missing = set(self._places)
+        self.nbytes = len(self._header) + sum(entry.nbytes for entry in entries)
 
     def __enter__(self) -> SafetensorsSink:
         self._file = self.path.open("wb", buffering=0)

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from qtool.dtypes import DTypeLike, resolve_target
 from qtool.errors import UsageError, usage_errors
+from qtool.jobs.command import Command
 from qtool.jobs.division import Division
 from qtool.jobs.integer_graph import IntegerGraph
-from qtool.jobs.progress import Progress
+from qtool.jobs.progress import Progress, Silent
 from qtool.jobs.quantize import run
+from qtool.jobs.terms import Terms
 from qtool.recipe import Recipe
 from qtool.report import Report
 
@@ -31,6 +33,10 @@ def dynamic_file(
     requantize: bool = False,
     allow_empty: bool = False,
     report: str | Path | None = None,
+    fail_if: Sequence[str] = (),
+    baseline: str | Path | None = None,
+    strict: bool = False,
+    dry_run: bool = False,
     resume: bool = False,
     shards: str | None = None,
     scheduler: str | Executor | None = None,
@@ -67,16 +73,12 @@ def dynamic_file(
     if target.name not in ("int8", "uint8"):
         raise UsageError("--dtype", f"{target} has no MatMulInteger", "use int8 or uint8")
     return run(
-        "dynamic",
-        src,
-        dst,
-        recipe,
-        None,
-        tag="dynamic",
-        report_to=report,
-        division=Division.of(resume=resume, shards=shards, scheduler=scheduler),
-        jobs=jobs,
-        force=force,
-        progress=progress,
-        graph=IntegerGraph(per_tensor=per_tensor) if graph else None,
-    )
+        Command(
+            "dynamic", src, dst, recipe, "dynamic",
+            report_to=report,
+            division=Division.of(resume=resume, shards=shards, scheduler=scheduler),
+            jobs=jobs, force=force, progress=progress or Silent(),
+            graph=IntegerGraph(per_tensor=per_tensor) if graph else None,
+            terms=Terms.of(fail_if, baseline, strict=strict), dry_run=dry_run,
+        )
+    )  # fmt: skip

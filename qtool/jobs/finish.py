@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial as bound
 from pathlib import Path
 from typing import Any, cast
@@ -16,22 +17,27 @@ from qtool.jobs import folder, shards, streams
 from qtool.jobs.folder import Run
 from qtool.jobs.quantize_folder import report_of
 from qtool.jobs.shards import Record
+from qtool.jobs.terms import Terms
 
 
 def finish_folder(
     dst: str | Path,
     *,
     report: str | Path | None = None,
+    fail_if: Sequence[str] = (),
+    baseline: str | Path | None = None,
     jobs: int | None = None,
     force: bool = False,
 ) -> dict[str, Any]:
     """Check every shard in DST.partial, complete the folder and let it appear as dst.
 
-    report, jobs, force: as in quantize_file. Returns the Report.
+    report, fail_if, baseline, jobs, force: as in quantize_file. Returns the Report.
+    Raises GateError where the result fails; the shards are kept then.
     Raises QtoolError where a shard is missing, or is not that of the source, settings and version
     that the slices were begun with; nothing is lost then.
     """
     started = time.perf_counter()
+    terms = Terms.of(fail_if, baseline, strict=False)
     partial = Partial(dst)
     if not partial.is_started and partial.dst.is_dir():
         rule = "is complete already, or was not begun in slices"
@@ -56,7 +62,7 @@ def finish_folder(
             report_path = folder.report_path(report, partial)
             streams.check_report(report_path, [source.path, partial.dst], force=force)
             records = _records(run, source, partial, jobs or engine.default_jobs())
-            result = bound(report_of, started=started)
+            result = bound(report_of, started=started, terms=terms, mixture=None)
             return folder.conclude(run, source, partial, records, result, report_path)
 
 

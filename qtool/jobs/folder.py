@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from qtool import engine
-from qtool.errors import FormatError, OutputError, UsageError
+from qtool.errors import FormatError, GateError, OutputError, UsageError
 from qtool.formats import files, folders
 from qtool.formats.carried import others
 from qtool.formats.checkpoint import CONFIG, INDEX, CheckpointSource, shard_of
 from qtool.formats.folders import Partial
-from qtool.jobs import shards, streams
+from qtool.jobs import shards, streams, terms
 from qtool.jobs.division import Division
 from qtool.jobs.progress import Progress
 from qtool.jobs.shards import Place, Record, Task, Work
@@ -107,7 +107,8 @@ def check(partial: Partial, sources: Sequence[Path], division: Division, *, forc
 
 @contextmanager
 def building(partial: Partial, run: Run, division: Division) -> Iterator[None]:
-    """Hold DST.partial while shards are made; it is kept after an error if any of them is done.
+    """Hold DST.partial while shards are made; it is kept after an error if any of them is done,
+    but not where the result fails, unless the run may be resumed.
 
     Raises OutputError where another process is at work, or an earlier run has left something that
     this one is not to go on with.
@@ -120,8 +121,9 @@ def building(partial: Partial, run: Run, division: Division) -> Iterator[None]:
             run.save(partial.run)
         try:
             yield
-        except BaseException:
-            if division.slice is None and not any(partial.records.iterdir()):
+        except BaseException as error:
+            failed = isinstance(error, GateError) and not division.resume
+            if division.slice is None and (failed or not any(partial.records.iterdir())):
                 partial.discard()
             raise
 
@@ -171,11 +173,15 @@ def conclude(
     result: Result,
     report: Path | None,
 ) -> dict[str, Any]:
-    """Complete the folder, let it appear, and write the report."""
+    """Complete the folder, let it appear, and write the report.
+
+    Raises GateError where the result fails; the shards are kept then, the report is written.
+    """
+    made = described(run, partial.dst, records, result)
+    terms.check(made, report)
     if not partial.is_published:
         _complete(run, source, partial.folder)
         partial.publish()
-    made = described(run, partial.dst, records, result)
     streams.write_report(made, report)
     partial.discard()
     return made

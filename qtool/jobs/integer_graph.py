@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qtool.formats import Entry
 from qtool.jobs import screening
-from qtool.jobs.tensors import Taker
+from qtool.jobs.tensors import Output
 from qtool.layouts.stored import Part, Stored
 from qtool.plan import Planned
 from qtool.recipe import Recipe
@@ -52,7 +51,7 @@ class IntegerGraph:
 
     def writer(
         self, source: OnnxSource, plan: Sequence[Planned], path: Path, *, external_data: bool
-    ) -> AbstractContextManager[Taker]:
+    ) -> Output:
         """Writes the model to path."""
         from qtool.layouts.onnx_dynamic import IntegerWeight, OnnxDynamic
         from qtool.layouts.onnx_products import Product, products
@@ -79,5 +78,6 @@ def _planned(info: TensorInfo, weight: IntegerWeight) -> Planned:
     )
     planned = Planned(info, spec, stored, parts)
     if planned.bytes_after >= info.nbytes:
-        return Planned(info, reason=f"would not get smaller as {spec.dtype}")
+        rule = f"would not get smaller as {spec.dtype}"
+        return Planned(info, reason=rule, is_fallback=True)
     return planned

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qtool.jobs import screening
 from qtool.jobs.given import Given
-from qtool.jobs.tensors import Taker
+from qtool.jobs.tensors import Output
 from qtool.layouts import nbits
 from qtool.plan import Planned, make_plan
 from qtool.recipe import Recipe
@@ -46,7 +45,7 @@ class NBits:
 
     def writer(
         self, source: OnnxSource, plan: Sequence[Planned], path: Path, *, external_data: bool
-    ) -> AbstractContextManager[Taker]:
+    ) -> Output:
         """Writes the model to path."""
         from qtool.layouts.onnx_matmul_nbits import OnnxMatMulNBits
         from qtool.layouts.onnx_weight import Weight

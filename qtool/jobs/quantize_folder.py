@@ -5,122 +5,162 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial as bound
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from qtool import __version__, engine, formats, report
+from qtool import __version__, formats, report
 from qtool.errors import FormatError, OutputError, UsageError
 from qtool.formats import Source
 from qtool.formats.carried import others
 from qtool.formats.checkpoint import CONFIG, CheckpointSource
 from qtool.formats.folders import Partial
-from qtool.jobs import folder, fusing, quantize, screening, streams
-from qtool.jobs.division import Division
+from qtool.jobs import folder, fusing, planning, screening, streams, terms
+from qtool.jobs.command import Command
 from qtool.jobs.folder import Run
-from qtool.jobs.given import Given
-from qtool.jobs.mixing import mixed
-from qtool.jobs.progress import Progress, Silent
+from qtool.jobs.mixing import Mixture, mixed
 from qtool.jobs.quantize_shard import QuantizeShard
 from qtool.jobs.recipes import Keeping
 from qtool.jobs.settings import settings as choices
 from qtool.jobs.shards import Record
+from qtool.jobs.terms import Terms
 from qtool.layouts import Layout
 from qtool.layouts.dequantized import DequantizedSource
 from qtool.layouts.stored import Stored
-from qtool.plan import Planned, make_plan
-from qtool.recipe import Recipe
+from qtool.plan import Planned
 from qtool.report import Report
 from qtool.stats import Stats
 
-if TYPE_CHECKING:
-    from qtool.jobs.importance import Importance
-    from qtool.jobs.second_order import SecondOrder
 
-
-def quantize_folder(
-    command: str,
-    src: str | Path,
-    dst: str | Path | None,
-    recipe: Recipe,
-    given: Given | None,
-    *,
-    tag: str,
-    report_to: str | Path | None,
-    save_recipe: str | Path | None,
-    division: Division,
-    jobs: int | None,
-    force: bool,
-    progress: Progress | None,
-    second_order: SecondOrder | None = None,
-) -> Report:
-    """Quantize every shard of a folder; see quantize.run. With a slice: those shards alone, and
-    a report on them that is not written."""
+def quantize_folder(command: Command) -> Report:
+    """Quantize every shard of the folder command.src; see quantize_file. With a slice: those shards
+    alone, and a report on them that is not written."""
     started = time.perf_counter()
-    if division.slice is not None and report_to is not None:
-        raise UsageError("--report", "a slice has none", "give it to `qtool finish`")
-    partial = Partial(folder.target(src, dst, tag))
-    layout, requantize = recipe.options.get("layout"), recipe.options.get("requantize", False)
-    with streams.opened(src, recipe.options.get("source_dtype")) as opened:
+    division = command.division
+    if division.slice is not None:
+        _check_slice(command)
+    partial = Partial(folder.target(command.src, command.dst, command.tag))
+    with streams.opened(command.src, command.recipe.options.get("source_dtype")) as opened:
         source = cast(CheckpointSource, opened)
-        importance = quantize.weighing(recipe)
-        sources = [Path(src), *(given.paths if given else [])]
-        sources += second_order.paths if second_order else []
-        sources += importance.paths if importance else []
-        folder.check(partial, sources, division, force=force)
-        report_path = folder.report_path(report_to, partial)
-        streams.check_report(report_path, [*sources, partial.dst], force=force)
-        keeping = Keeping(save_recipe, [*sources, partial.dst, report_path], force=force)
-        spelled = quantize.chosen_layout(layout, "safetensors", recipe)
-        readable = screening.readable(source, requantize=requantize)
-        if not requantize:
-            _check_config(source)
-        weighted = quantize.weighted(importance, readable)
-        recipe = replace(recipe, left_alone=spelled.left_alone, weighted=weighted)
-        threads = jobs or engine.default_jobs()
-        mixture = mixed(
-            readable, recipe, bound(_plan, readable, given, spelled, importance), spelled,
-            spelled.name, threads, progress or Silent(), importance,
-        )  # fmt: skip
-        recipe, plan = mixture.recipe, mixture.plan
-        screening.check_something(plan, recipe, source)
-        screening.check_kinds(plan, spelled, source.container)
-        _check_names(plan)
-        if second_order is not None:
-            second_order.check(plan)
-        keeping.keep(recipe)
-        works = _works(source, plan, spelled, given, second_order, importance, threads)
-        settings = choices(recipe, given, mixture.said, second_order)
-        warnings = screening.warnings(recipe, plan, source.container, readable)
-        warnings += second_order.warnings(plan) if second_order else []
-        warnings += importance.warnings(plan) if importance else []
+        places = _Places.of(command, partial)
+        spelled, readable, mixture = _planned(command, source)
+        places.keeping.keep(mixture.recipe)
+        works = _works(command, source, mixture.plan, spelled)
+        if command.dry_run:
+            made = _dry(command, source, partial, works, mixture, readable, places, started)
+            terms.check(made, places.report if command.report_to else None)
+            return made
+        works = _with_shared_absmax(source, works, command.threads)
+        settings = choices(mixture.recipe, command.given, mixture.said, command.second_order)
         run = Run(
-            command, __version__, str(src), str(Path(src).absolute()), settings,
-            {name: work.key(settings) for name, work in works.items()},
-            warnings + _left_out(source), _documents(plan, spelled, readable),
+            command.name, __version__, str(command.src), str(Path(command.src).absolute()),
+            settings, {name: work.key(settings) for name, work in works.items()},
+            _warnings(command, source, mixture, readable),
+            _documents(mixture.plan, spelled, readable),
         )  # fmt: skip
-        result = bound(report_of, started=started)
+        result = bound(report_of, started=started, terms=command.terms, mixture=mixture)
         with folder.building(partial, run, division):
-            records = folder.build(run, works, partial, division, jobs, progress or Silent())
+            records = folder.build(run, works, partial, division, command.jobs, command.progress)
             if division.slice is not None:
-                return folder.described(run, partial.path, records, result)
-            return folder.conclude(run, source, partial, records, result, report_path)
+                made = folder.described(run, partial.path, records, result)
+                terms.check(made, None)
+                return made
+            return folder.conclude(run, source, partial, records, result, places.report)
 
 
-def _plan(
-    source: Source,
-    given: Given | None,
-    layout: Layout,
-    importance: Importance | None,
-    recipe: Recipe,
-) -> list[Planned]:
-    """The fate of every tensor."""
-    header = None if given is None else given.header
-    plan = make_plan(screening.marked(source), recipe, header, layout)
-    if importance is not None:
-        importance.check(plan)
-    return plan
+@dataclass(frozen=True)
+class _Places:
+    """Where the report and the recipe go, checked to be writable, as the target is; in a dry run
+    what is against that one is a warning."""
+
+    report: Path
+    keeping: Keeping
+    warnings: list[str]
+
+    @classmethod
+    def of(cls, command: Command, partial: Partial) -> _Places:
+        sources = [Path(command.src), *command.inputs]
+        warnings = []
+        try:
+            folder.check(partial, sources, command.division, force=command.force)
+        except OutputError as error:
+            if not command.dry_run:
+                raise
+            warnings.append(str(error))
+        path = folder.report_path(command.report_to, partial)
+        streams.check_report(path, [*sources, partial.dst], force=command.force)
+        taken = [*sources, partial.dst, path]
+        return cls(path, Keeping(command.save_recipe, taken, force=command.force), warnings)
+
+
+def _check_slice(command: Command) -> None:
+    """Refuse what is not for a slice."""
+    if command.report_to is not None and not command.dry_run:
+        raise UsageError("--report", "a slice has none", "give it to `qtool finish`")
+    if command.terms.gates:
+        raise UsageError("--fail-if", "a slice is not judged", "give it to `qtool finish`")
+
+
+def _planned(command: Command, source: CheckpointSource) -> tuple[Layout, Source, Mixture]:
+    """The layout, the source as it is read, and the plan; checked from headers alone, but for
+    mixed precision."""
+    asked = command.recipe
+    spelled = planning.chosen_layout(asked.options.get("layout"), "safetensors", asked)
+    readable = screening.readable(source, requantize=command.requantize)
+    if not command.requantize:
+        _check_config(source)
+    weighted = command.weighted([info.name for info in readable.infos()])
+    recipe = replace(asked, left_alone=spelled.left_alone, weighted=weighted)
+    mixture = mixed(
+        readable, recipe, bound(planning.plan_of, command, readable, spelled), spelled,
+        spelled.name, command.threads, command.progress, command.importance,
+    )  # fmt: skip
+    if not command.terms.strict:
+        screening.check_something(mixture.plan, mixture.recipe, source)
+    screening.check_kinds(mixture.plan, spelled, source.container)
+    _check_names(mixture.plan)
+    if command.second_order is not None:
+        command.second_order.check(mixture.plan)
+    return spelled, readable, mixture
+
+
+def _warnings(
+    command: Command, source: CheckpointSource, mixture: Mixture, readable: Source
+) -> list[str]:
+    """What the user should know, but for what values are like."""
+    found = screening.warnings(mixture.recipe, mixture.plan, source.container, readable)
+    return found + planning.warnings(command, mixture.plan) + _left_out(source)
+
+
+def _dry(
+    command: Command,
+    source: CheckpointSource,
+    partial: Partial,
+    works: Mapping[str, QuantizeShard],
+    mixture: Mixture,
+    readable: Source,
+    places: _Places,
+    started: float,
+) -> Report:
+    """The report on what would be written."""
+    nbytes = 0
+    for name in command.division.of_names(list(works)):
+        with closing(formats.open(source.shards[name].path)) as opened:
+            nbytes += works[name].nbytes(opened)
+    made = report.build_planned(
+        command.name,
+        {"name": str(command.src), "container": "checkpoint", "bytes": source.nbytes,
+         "tensors": len(mixture.plan)},
+        {"name": str(partial.dst), "container": "checkpoint", "bytes": nbytes,
+         "external_data": None},
+        choices(mixture.recipe, command.given, mixture.said, command.second_order),
+        planning.records(mixture.plan),
+        planning.skipped(mixture.plan),
+        [*places.warnings, *_warnings(command, source, mixture, readable)],
+        time.perf_counter() - started,
+    )  # fmt: skip
+    return command.terms.judged(made, mixture)
 
 
 def report_of(
@@ -130,15 +170,18 @@ def report_of(
     records: Sequence[Record],
     *,
     started: float,
+    terms: Terms,
+    mixture: Mixture | None,
 ) -> Report:
-    """The Report on these shards. started: when the command began, by time.perf_counter()."""
+    """The Report on these shards, judged. started: when the command began, by
+    time.perf_counter()."""
     found = [tensor for record in records for tensor in record.findings["tensors"]]
     skipped = [(n, reason) for record in records for n, reason in record.findings["skipped"]]
     tensors = [
         ({k: v for k, v in tensor.items() if k != "stats"}, Stats.from_json(tensor["stats"]))
         for tensor in found
     ]
-    return report.build(
+    made = report.build(
         run.command,
         source | {"tensors": len(tensors) + len(skipped)},
         output,
@@ -148,34 +191,30 @@ def report_of(
         run.warnings + screening.nonfinite_warnings(stats for _, stats in tensors),
         time.perf_counter() - started,
     )
+    return terms.judged(made, mixture)
 
 
 def _works(
-    source: CheckpointSource,
-    plan: Sequence[Planned],
-    layout: Layout,
-    given: Given | None,
-    second_order: SecondOrder | None,
-    importance: Importance | None,
-    jobs: int,
+    command: Command, source: CheckpointSource, plan: Sequence[Planned], layout: Layout
 ) -> dict[str, QuantizeShard]:
-    """The work on each shard."""
+    """The work on each shard, but for what its tensors share with those of others."""
     planned = {p.info.name: replace(p, parts=()) for p in plan}
     works = {}
     for name, shard in source.shards.items():
         with closing(formats.open(shard.path)) as opened:
             names = [info.name for info in screening.readable(opened, requantize=True).infos()]
         own = tuple(planned[name] for name in names)
-        part = None if given is None else given.part(names)
-        works[name] = QuantizeShard(own, layout.name, part, {}, second_order, importance)
-    absmax = _shared_absmax(source, works, jobs)
-    return {name: replace(work, absmax=absmax[name]) for name, work in works.items()}
+        part = None if command.given is None else command.given.part(names)
+        works[name] = QuantizeShard(
+            own, layout.name, part, {}, command.second_order, command.importance
+        )
+    return works
 
 
-def _shared_absmax(
+def _with_shared_absmax(
     source: CheckpointSource, works: Mapping[str, QuantizeShard], jobs: int
-) -> dict[str, dict[str, float]]:
-    """For each shard the magnitudes that its tensors share with those of other shards."""
+) -> dict[str, QuantizeShard]:
+    """The works with the magnitudes that their tensors share with those of other shards."""
     files = {
         p.info.name: name
         for name, work in works.items()
@@ -188,7 +227,10 @@ def _shared_absmax(
         with closing(formats.open(source.shards[name].path)) as opened:
             found |= work.largest(opened, names, jobs)
     shared = fusing.shared(found)
-    return {n: {k: v for k, v in shared.items() if files[k] == n} for n in works}
+    return {
+        name: replace(work, absmax={k: v for k, v in shared.items() if files[k] == name})
+        for name, work in works.items()
+    }
 
 
 def _check_config(source: CheckpointSource) -> None:

@@ -62,6 +62,11 @@ class QuantizeShard:
             "skipped": [[p.info.name, p.reason] for p in self.plan if p.reason is not None],
         }
 
+    def nbytes(self, source: Source) -> int:
+        """Bytes of the shard that would be written."""
+        job = self._job(source, 1, Silent(), {})
+        return job.nbytes(source.path, "safetensors", external_data=False)
+
     def largest(self, source: Source, names: Collection[str], jobs: int) -> dict[str, float]:
         """The largest magnitude of each of these tensors, as far as they are in this shard."""
         if not any(p.info.name in names for p in self.plan):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +39,13 @@ class Taker(Protocol):
     def target(self, name: str) -> AbstractContextManager[Target]: ...
 
 
+class Output(Taker, AbstractContextManager["Output"], Protocol):
+    """A file being made of them; nbytes: of all of it, when it is complete."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
 class OnnxLayout(Protocol):
     """How quantized weights are spelled in an ONNX model, where not by DequantizeLinear.
 
@@ -54,7 +61,7 @@ class OnnxLayout(Protocol):
 
     def writer(
         self, source: OnnxSource, plan: Sequence[Planned], path: Path, *, external_data: bool
-    ) -> AbstractContextManager[Taker]:
+    ) -> Output:
         """Writes the model to path."""
         ...
 
@@ -108,11 +115,39 @@ class Job:
         self._importance = importance
         self.records: list[tuple[dict[str, Any], Stats]] = []
 
-    def write(self, path: Path, container: str, *, external_data: bool) -> None:
-        """Write the output to path, whole or not at all."""
+    def write(
+        self,
+        path: Path,
+        container: str,
+        *,
+        external_data: bool,
+        accept: Callable[[int], None] | None = None,
+    ) -> None:
+        """Write the output to path, whole or not at all.
+
+        accept: asked, with the bytes of the output, before it appears under its name; what it
+        raises leaves the path as it was.
+        """
         if container == "onnx":
-            self._write_onnx(path, external_data=external_data)
+            with self._onnx_writer(path, external_data=external_data) as model:
+                self._quantize_into(model)
+                if accept is not None:
+                    accept(model.nbytes)
             return
+        with files.replacing(path) as temporary, streams.named(temporary, str(path)):
+            with self._writer(temporary, container) as writer:
+                self._quantize_into(writer)
+                writer.copy_rest()
+            if accept is not None:
+                accept(writer.nbytes)
+
+    def nbytes(self, path: Path, container: str, *, external_data: bool) -> int:
+        """Bytes of the output that write() would make; raises what it would before any work."""
+        if container == "onnx":
+            return self._onnx_writer(path, external_data=external_data).nbytes
+        return self._writer(path, container).nbytes
+
+    def _writer(self, path: Path, container: str) -> Writer:
         quantized = [p for p in self._plan if p.stored is not None]
         tensors = {p.info.name: p.stored for p in quantized if p.stored is not None}
         original, kept = self._source, {}
@@ -122,20 +157,14 @@ class Job:
             kept = {k: v for k, v in self._source.tensors.items() if k in copied}
             copied |= {name: self._source.parts(name) for name in kept}
             self._check_kept(kept)
-        with (
-            files.replacing(path) as temporary,
-            streams.named(temporary, str(path)),
-            Writer(
-                container,
-                temporary,
-                {p.info.name: p.parts for p in quantized},
-                [entry for entries in copied.values() for entry in entries],
-                description=Description(self._layout, {**kept, **tensors}),
-                source=original,
-            ) as writer,
-        ):
-            self._quantize_into(writer)
-            writer.copy_rest()
+        return Writer(
+            container,
+            path,
+            {p.info.name: p.parts for p in quantized},
+            [entry for entries in copied.values() for entry in entries],
+            description=Description(self._layout, {**kept, **tensors}),
+            source=original,
+        )
 
     def measured(self) -> dict[str, Stats]:
         """The figures of every tensor; nothing is written."""
@@ -152,12 +181,10 @@ class Job:
                 "quantize all that is, or dequantize the file first",
             )
 
-    def _write_onnx(self, path: Path, *, external_data: bool) -> None:
+    def _onnx_writer(self, path: Path, *, external_data: bool) -> Output:
         source = cast("OnnxSource", self._source)
         if self._graph is not None:
-            with self._graph.writer(source, self._plan, path, external_data=external_data) as taker:
-                self._quantize_into(taker)
-            return
+            return self._graph.writer(source, self._plan, path, external_data=external_data)
         from qtool.layouts.onnx_qdq import OnnxQdq
         from qtool.layouts.onnx_weight import Weight
 
@@ -166,8 +193,7 @@ class Job:
             for p in self._plan
             if p.spec is not None and p.stored is not None
         }
-        with OnnxQdq(source, weights, path, external_data=external_data) as writer:
-            self._quantize_into(writer)
+        return OnnxQdq(source, weights, path, external_data=external_data)
 
     def absmax(self, names: Collection[str]) -> dict[str, float]:
         """The largest magnitude of each of those tensors that are quantized."""

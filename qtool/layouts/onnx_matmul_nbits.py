@@ -60,6 +60,11 @@ class OnnxMatMulNBits(Wrapper[ModelWriter]):
             path, self._model, made, source=source, external_data=external_data
         )
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the model and its data when they are complete."""
+        return self._file.nbytes
+
     def add(self, name: str, tensor: QuantizedTensor) -> None:
         """Store the codes, scale and zero point of a weight."""
         with self.target(name) as target:

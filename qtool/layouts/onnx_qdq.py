@@ -63,6 +63,11 @@ class OnnxQdq(Wrapper[ModelWriter]):
             path, self._model, made, source=source, external_data=external_data
         )
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the model and its data when they are complete."""
+        return self._file.nbytes
+
     def add(self, name: str, tensor: QuantizedTensor) -> None:
         """Store the parts of a weight."""
         arrays = {

@@ -95,6 +95,16 @@ class Stored:
         where = phrase(self.granularity)
         return f"{self.dtype} {where} with {self.scale_dtype} scales{inputs}"
 
+    def described(self) -> dict[str, Any]:
+        """The tensor in a plan, under the names of reports."""
+        return {
+            "dtype": self.dtype.name,
+            **describe(self.granularity),
+            "scale_dtype": self.scale_dtype.name,
+            "num_scales": math.prod(self.scale_shape),
+            "zero_point": self.zero_point,
+        }
+
     def to_json(self) -> dict[str, Any]:
         """The tensor's entry in the metadata."""
         return {

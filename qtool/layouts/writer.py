@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qtool.errors import OutputError
-from qtool.formats import Entry, Sink, Source, sink
+from qtool.formats import Entry, Sink, Source, file_nbytes, sink
 from qtool.layouts.metadata import KEY, Description
 from qtool.layouts.stored import Part
 from qtool.layouts.wrapper import Wrapper
@@ -54,7 +54,16 @@ class Writer(Wrapper[Sink]):
             self._copied = []
         carried = {k: v for k, v in source.metadata.items() if k != KEY}
         own = {KEY: description.to_json(entries)} if description.tensors else {}
-        self._file = sink(container, path, entries, carried | own)
+        self._made = (container, path, entries, carried | own)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file when it is complete."""
+        return file_nbytes(*self._made)
+
+    def __enter__(self) -> Self:
+        self._file = sink(*self._made)
+        return super().__enter__()
 
     def add(self, name: str, tensor: QuantizedTensor) -> None:
         """Write the codes, scale and zero point of a tensor."""

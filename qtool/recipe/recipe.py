@@ -10,7 +10,7 @@ from typing import Any
 from qtool.dtypes import DTYPES
 from qtool.errors import SpecError, UsageError, usage_errors
 from qtool.recipe.choice import Choice
-from qtool.recipe.patterns import Patterns
+from qtool.recipe.patterns import Patterns, escaped
 from qtool.recipe.rule import Rule
 from qtool.recipe.words import Words, over
 from qtool.spec import SEARCHES, QuantSpec, TensorInfo
@@ -123,6 +123,21 @@ class Recipe:
         """Whether readers are to quantize the activations that a tensor is multiplied with."""
         choice = self.choice(name)
         return choice is not None and choice.activations and not self.silent
+
+    def demands(self, info: TensorInfo) -> bool:
+        """Whether include or a rule is about a tensor so plainly that it is to be quantized: by
+        its whole name, or by a pattern where it is a weight. What is excluded or skipped is not."""
+        name = info.name
+        if _matches(self.exclude, name) or self._skipped(name):
+            return False
+        if self.include and not _matches(self.include, name):
+            return False
+        of_rules = [p for rule in self.rules if not rule.skip for p in rule.patterns]
+        patterns = [*self.include, *of_rules]
+        if escaped(name) in patterns:
+            return True
+        is_weight = info.dtype in SOURCE_FLOATS and len(info.shape) > 1
+        return is_weight and _matches(patterns, name)
 
     def _skipped(self, name: str) -> bool:
         last = next((rule for rule in reversed(self.rules) if rule.matches(name)), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from qtool.render.bar import progress
 from qtool.render.calibration import calibrated, captured
 from qtool.render.listing import dtypes, inspected, presets
+from qtool.render.planned import planned
 from qtool.render.report import dequantized, summary, warnings
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "dequantized",
     "dtypes",
     "inspected",
+    "planned",
     "presets",
     "progress",
     "summary",

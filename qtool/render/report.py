@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from qtool.render.text import (
@@ -35,15 +36,23 @@ def summary(report: dict[str, Any]) -> None:
         console.print(_tensor_table(tensors[:ROWS], report["totals"], console.width))
     if len(tensors) > ROWS:
         print_line(console, f"and {many(len(tensors) - ROWS, 'more tensor')}")
-    reasons = Counter(entry["reason"] for entry in report["skipped"])
-    for reason, count in reasons.most_common():
-        print_line(console, f"left alone: {many(count, 'tensor')}: {safe(reason)}")
+    left_alone(report, console)
     warnings(report)
     totals = report["totals"]
     before, after = totals["file_bytes_before"], totals["file_bytes_after"]
     ratio = f", {before / after:.2f} times smaller" if after and before > after else ""
     sizes = f"{size(before)} -> {size(after)}{ratio}"
-    print_line(console, f"{place(report['output'])}: {sizes}, {report['seconds']:.2f} s")
+    strict = report.get("strict")
+    failed = not all(entry["passed"] for entry in [*report.get("gates", ()), strict] if entry)
+    end = "not written" if failed else f"{report['seconds']:.2f} s"
+    print_line(console, f"{place(report['output'])}: {sizes}, {end}")
+
+
+def left_alone(report: dict[str, Any], console: Console) -> None:
+    """The reasons why tensors are not quantized, one line each."""
+    reasons = Counter(entry["reason"] for entry in report["skipped"])
+    for reason, count in reasons.most_common():
+        print_line(console, f"left alone: {many(count, 'tensor')}: {safe(reason)}")
 
 
 def warnings(report: dict[str, Any]) -> None:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from qtool.report.build import build, tensor_record
+from qtool.report.build import build, build_planned, planned_record, tensor_record
 from qtool.report.document import is_report, to_json
 
 Report = dict[str, Any]
 
-__all__ = ["Report", "build", "is_report", "tensor_record", "to_json"]
+__all__ = [
+    "Report",
+    "build",
+    "build_planned",
+    "is_report",
+    "planned_record",
+    "tensor_record",
+    "to_json",
+]

@@ -37,6 +37,62 @@ def tensor_record(
     }
 
 
+def planned_record(info: TensorInfo, how: Mapping[str, Any], bytes_after: int) -> dict[str, Any]:
+    """One entry of "tensors" of a plan. how: what Stored.described() says."""
+    return {
+        "name": info.name,
+        "shape": list(info.shape),
+        "source_dtype": info.dtype.name,
+        **how,
+        "elements": info.size,
+        **_sizes(info.size, info.nbytes, bytes_after),
+    }
+
+
+def build_planned(
+    command: str,
+    source: Mapping[str, Any],
+    output: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    tensors: Sequence[dict[str, Any]],
+    skipped: Sequence[dict[str, Any]],
+    warnings: Sequence[str],
+    seconds: float,
+) -> dict[str, Any]:
+    """The plan of a run, like its report but for what is not known before.
+
+    ../plan.schema.json is its JSON Schema. tensors: of planned_record(), in source order."""
+    sums = [sum(r[key] for r in tensors) for key in ("elements", "bytes_before", "bytes_after")]
+    return {
+        "report_version": VERSION,
+        "tool": tool(),
+        "dry_run": True,
+        "command": command,
+        "source": dict(source),
+        "output": dict(output),
+        "settings": dict(settings),
+        "tensors": list(tensors),
+        "skipped": list(skipped),
+        "totals": {
+            "tensors": len(tensors),
+            "skipped": len(skipped),
+            "elements": sums[0],
+            **_sizes(*sums),
+            "file_bytes_before": source["bytes"],
+            "file_bytes_after": output["bytes"],
+        },
+        "warnings": list(warnings),
+        "gates": [],
+        "strict": None,
+        "seconds": round(seconds, 6),
+    }
+
+
+def tool() -> dict[str, Any]:
+    """What made a report."""
+    return {"name": "qtool", "version": __version__, "libraries": _versions()}
+
+
 def build(
     command: str,
     source: Mapping[str, Any],
@@ -59,7 +115,7 @@ def build(
     before, after = (sum(r[key] for r in records) for key in ("bytes_before", "bytes_after"))
     return {
         "report_version": VERSION,
-        "tool": {"name": "qtool", "version": __version__, "libraries": _versions()},
+        "tool": tool(),
         "command": command,
         "source": dict(source),
         "output": dict(output),
@@ -77,6 +133,8 @@ def build(
             "file_bytes_after": output["bytes"],
         },
         "warnings": list(warnings),
+        "gates": [],
+        "strict": None,
         "seconds": round(seconds, 6),
     }
 

@@ -19,6 +19,16 @@ from qtool.spec import Writer
 # Readers map the data file into memory: tensors begin at pages.
 _ALIGNMENT = 4096
 _PIECE = 1 << 20
+HASH_DIGITS = 16
+
+
+def data_offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where parts of that many bytes begin, in the order in which they lie, and where they end."""
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end + -end % _ALIGNMENT)
+        end = offsets[-1] + size
+    return offsets, end
 
 
 class DataFile:
@@ -31,7 +41,7 @@ class DataFile:
     """
 
     def __init__(self, path: Path, sizes: Sequence[int]) -> None:
-        self.offsets: list[int] = []
+        self.offsets, _ = data_offsets(sizes)
         self._path = path
         self._sizes = sizes
         self._digest = xxhash.xxh3_64()
@@ -41,11 +51,9 @@ class DataFile:
         self._padding: dict[int, int] = {}  # begin -> end of the zeros before parts
         self._frontier = 0  # the end of what lies before all gaps, and is hashed
         end = 0
-        for size in sizes:
-            self.offsets.append(end + -end % _ALIGNMENT)
-            self._padding |= {end: self.offsets[-1]} if self.offsets[-1] > end else {}
-            end = self.offsets[-1] + size
-        self._end = end
+        for offset, size in zip(self.offsets, sizes, strict=True):
+            self._padding |= {end: offset} if offset > end else {}
+            end = offset + size
 
     def __enter__(self) -> DataFile:
         self._file = self._path.open("r+b", buffering=0)

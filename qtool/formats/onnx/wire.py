@@ -5,7 +5,7 @@ Source: protobuf's wire format; onnx.proto.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -125,6 +125,11 @@ def pieces(message: bytes) -> list[bytes | Gap]:
     return _with_gaps(BytesIO(message), len(message), ModelProto)
 
 
+def nbytes(parts: Iterable[bytes | Gap]) -> int:
+    """Bytes of pieces and gaps together."""
+    return sum(part.nbytes if isinstance(part, Gap) else len(part) for part in parts)
+
+
 def _with_gaps(file: BytesIO, end: int, message: type[Message]) -> list[bytes | Gap]:
     """The fields of such a message up to end, in pieces where there are gaps in them."""
     found: list[bytes | Gap] = []
@@ -139,8 +144,7 @@ def _with_gaps(file: BytesIO, end: int, message: type[Message]) -> list[bytes | 
         parts = (
             _tensor_with_gap(file, field.end) if is_tensor else _with_gaps(file, field.end, inner)
         )
-        length = sum(part.nbytes if isinstance(part, Gap) else len(part) for part in parts)
-        found += [_encoded(field.number << 3 | _BYTES) + _encoded(length), *parts]
+        found += [_encoded(field.number << 3 | _BYTES) + _encoded(nbytes(parts)), *parts]
     return found
 
 

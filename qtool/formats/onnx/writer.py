@@ -22,7 +22,8 @@ from qtool.formats.files import is_being_written, replacing
 from qtool.formats.onnx import OnnxSource
 from qtool.formats.onnx import graph as onnx_graph
 from qtool.formats.onnx import tensor as onnx_tensor
-from qtool.formats.onnx.data import DataFile
+from qtool.formats.onnx import wire as onnx_wire
+from qtool.formats.onnx.data import HASH_DIGITS, DataFile, data_offsets
 from qtool.formats.onnx.external import OWN, place_at
 from qtool.formats.onnx.leftovers import own_data_files, unused_data_files
 from qtool.formats.onnx.message import MessageFile
@@ -96,11 +97,13 @@ class ModelWriter:
         for tensor, payload in unloaded:
             if id(tensor) not in copied:
                 tensor.raw_data = payload.array().tobytes()
+        for name in set(made) - set(self._placed):
+            made[name].raw_data = bytes(_nbytes(made[name]))  # so that the size is known
+        self._sizes = [_nbytes(tensor) for tensor in self._placed.values()]
+        self._sizes += [payload.nbytes for _, payload in self._copied]
 
     def __enter__(self) -> Self:
         self._numbers = {name: number for number, name in enumerate(self._placed)}
-        sizes = [_nbytes(tensor) for tensor in self._placed.values()]
-        sizes += [payload.nbytes for _, payload in self._copied]
         self._file: DataFile | MessageFile
         with ExitStack() as stack:
             if self._has_data:
@@ -108,14 +111,25 @@ class ModelWriter:
                 model = stack.enter_context(replacing(self._path))
                 stack.enter_context(self._writing_model(model))
                 landing = replacing(self._data_path, lambda: self._data_path)
-                self._file = DataFile(stack.enter_context(landing), sizes)
+                self._file = DataFile(stack.enter_context(landing), self._sizes)
             else:
-                self._place(OWN, range(len(sizes)))
+                self._place(OWN, range(len(self._sizes)))
                 temporary = stack.enter_context(replacing(self._path))
                 self._file = MessageFile(temporary, self._model)
             stack.enter_context(self._file)
             self._open = stack.pop_all()
         return self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the model and its data file when they are complete."""
+        if not self._has_data:
+            self._place(OWN, range(len(self._sizes)))
+            message = self._model.SerializeToString(deterministic=True)
+            return onnx_wire.nbytes(onnx_wire.pieces(message))
+        offsets, end = data_offsets(self._sizes)
+        self._place(f"{self._path.stem}.{'0' * HASH_DIGITS}.data", offsets)
+        return end + int(self._model.ByteSize())
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Writer]:

@@ -1,0 +1,50 @@
+"""What --strict fails on: whatever is not quantized as asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from qtool.jobs import screening
+from qtool.plan import Planned
+from qtool.recipe import Recipe
+
+Unmet = tuple[str | None, str]
+
+
+def unmet(
+    recipe: Recipe, plan: Sequence[Planned], records: Sequence[Mapping[str, Any]]
+) -> list[Unmet]:
+    """Tensors, or None for the whole, and reasons.
+
+    A tensor that is left alone counts where the recipe wanted it: where it was chosen for
+    quantization and the layout or the type could not take it; where a pattern of --include or a
+    rule is its very name; and where such a pattern matches it and it is a weight, a float tensor
+    of rank 2 and more. What --exclude, skip or a narrower --include keep out does not count.
+
+    records: what a report says of the quantized ones; NaN and Inf in them count too.
+    """
+    found: list[Unmet] = [
+        (p.info.name, p.reason)
+        for p in plan
+        if p.reason is not None and (p.is_fallback or recipe.demands(p.info))
+    ]
+    found += [(None, text) for text in screening.idle(recipe, plan)]
+    found += _nonfinite(records)
+    if not any(p.spec is not None for p in plan):
+        reasons = Counter(p.reason for p in plan).most_common()
+        text = ", ".join(f"{reason} ({count})" for reason, count in reasons)
+        found.append((None, f"nothing is quantized: {text or 'no tensors'}"))
+    return found
+
+
+def _nonfinite(records: Sequence[Mapping[str, Any]]) -> Iterator[Unmet]:
+    for record in records:
+        counts = [(record.get(f"{kind}_count", 0), name) for kind, name in _KINDS.items()]
+        if any(count for count, _ in counts):
+            words = " and ".join(f"{count} {name}" for count, name in counts if count)
+            yield record["name"], f"holds {words}"
+
+
+_KINDS = {"nan": "NaN", "inf": "Inf"}
