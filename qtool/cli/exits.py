@@ -36,9 +36,9 @@ def exit_code() -> Iterator[None]:
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except GateError as error:
-        for line in error.others:
+        for line in (_message(error), *error.others):
             _say(line)
-        _fail(_message(error), 3)
+        raise typer.Exit(3) from None
     except QtoolError as error:
         _fail(_message(error), 2 if isinstance(error, UsageError) else 1)
     except MemoryError:

@@ -49,7 +49,8 @@ def quantize_folder(command: Command) -> Report:
         works = _works(command, source, mixture.plan, spelled)
         if command.dry_run:
             made = _dry(command, source, partial, works, mixture, readable, places, started)
-            terms.check(made, places.report if command.report_to else None)
+            streams.write_report(made, places.report if command.report_to else None)
+            terms.check(made, None)
             return made
         works = _with_shared_absmax(source, works, command.threads)
         settings = choices(mixture.recipe, command.given, mixture.said, command.second_order)

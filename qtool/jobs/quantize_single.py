@@ -35,7 +35,8 @@ def quantize_single(command: Command) -> Report:
         external_data = command.recipe.options.get("external_data", False)
         if command.dry_run:
             made = work.planned(external_data=external_data)
-            terms.check(made, places.report if command.report_to else None)
+            streams.write_report(made, places.report if command.report_to else None)
+            terms.check(made, None)
             return made
         with streams.placed(places.name, f"{source.path.stem}.{places.container}") as path:
             accept = work.accept if command.terms.asked else None
