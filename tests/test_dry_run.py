@@ -185,9 +185,18 @@ def test_what_the_table_says() -> None:
                    "--dry-run", "--include", "*weight", "--exclude", "none*")  # fmt: skip
     assert done.returncode == 0
     lines = done.stdout.decode().splitlines()
-    assert lines[0].split() == ["tensor", "from", "to", "scales", "before", "after", "bits"]
+    assert lines[0].split() == [
+        "tensor",
+        "from",
+        "to",
+        "scales",
+        "count",
+        "before",
+        "after",
+        "bits",
+    ]
     assert lines[1].split() == [
-        "a.weight", "float32", "int4", "/32", "float32", "1.1", "kB", "196", "B", "5.94",
+        "a.weight", "float32", "int4", "/32", "float32", "1", "1.1", "kB", "196", "B", "5.94",
     ]  # fmt: skip
     assert lines[4] == "left alone: 1 tensor: not included"
     output = plan("quantize", "m.safetensors", "--dtype", "int4", "--block-size", "32",
@@ -198,6 +207,15 @@ def test_what_the_table_says() -> None:
         f"m.int4.safetensors: {sizes}, {before / after:.2f} times smaller, not written"
     )
     assert done.stderr.decode() == "warning: pattern 'none*' matches no tensor\n"
+
+
+def test_layers_of_one_kind_are_one_row() -> None:
+    done = process("quantize", "folder", "--dtype", "int8", "--dry-run")
+    lines = [line.split() for line in done.stdout.decode().splitlines()]
+    # 3 weights of (16, 64) in bfloat16, with 16 scales each
+    assert lines[1] == ["model.layers.*.mlp.down_proj.weight", "bfloat16", "int8", "axis", "0",
+                        "bfloat16", "3", "6.1", "kB", "3.2", "kB", "8.25"]  # fmt: skip
+    assert lines[2][:2] == ["all", "3"]
 
 
 def test_quiet_says_warnings_alone() -> None:

@@ -29,7 +29,10 @@ def readable(source: Source, *, requantize: bool) -> Source:
 
     Raises FormatError where the source is quantized already and requantize is False.
     """
-    if read_metadata(source).tensors:
+    is_own = bool(read_metadata(source).tensors)
+    if requantize:
+        return DequantizedSource(source, DTYPES["float32"]) if is_own else source
+    if is_own:
         found = "qtool"
     elif source.container == "onnx":
         from qtool.formats.onnx.uses import uses_of_stored_codes
@@ -38,13 +41,13 @@ def readable(source: Source, *, requantize: bool) -> Source:
         found = f"{uses[0].operator} of {uses[0].tensor}" if uses else ""
     else:
         found = next(iter(foreign.recognise(source.infos()).values()), "")
-    if found and not requantize:
+    if found:
         raise FormatError(
             str(source.path),
             f"is quantized already ({found})",
             "dequantize it first, or use --requantize",
         )
-    return DequantizedSource(source, DTYPES["float32"]) if found == "qtool" else source
+    return source
 
 
 def marked(source: Source) -> list[TensorInfo]:

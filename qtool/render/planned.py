@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from qtool.render.report import left_alone, warnings
@@ -18,22 +19,27 @@ from qtool.render.text import (
     stream,
 )
 
+_NUMBER = re.compile(r"\d+")
+_SUMS = ("bytes_before", "bytes_after", "elements")
+
 
 def planned(plan: dict[str, Any]) -> None:
-    """Every tensor that would be quantized, what would be left alone, and the sizes."""
+    """What would be quantized, one row for tensors that differ in the numbers in their names
+    alone; what would be left alone, and the sizes."""
     console = stream(err=False)
-    tensors, totals = plan["tensors"], plan["totals"]
-    rows = [[row["source_dtype"], kind(row), row["scale_dtype"], *_sizes(row)] for row in tensors]
-    last = ["", "", "", *_sizes(totals)]
+    totals = plan["totals"]
+    groups = _grouped(plan["tensors"])
+    rows = [_cells(group) for group in groups]
+    last = ["", "", "", str(totals["tensors"]), *_sizes(totals)]
     table = new_table("tensor", "from", "to", "scales")
-    for column in ("before", "after", "bits"):
+    for column in ("count", "before", "after", "bits"):
         table.add_column(column, justify="right", no_wrap=True)
-    names = [row["name"] for row in tensors]
+    names = [group["name"] for group in groups]
     width = room(table, [*rows, last], console.width)
     for name, cells in zip(short_names(names, width), rows, strict=True):
         table.add_row(name, *cells)
     table.add_section()
-    table.add_row(many(totals["tensors"], "tensor"), *last, style="bold")
+    table.add_row("all", *last, style="bold")
     console.print(table)
     left_alone(plan, console)
     before, after = totals["file_bytes_before"], totals["file_bytes_after"]
@@ -41,6 +47,25 @@ def planned(plan: dict[str, Any]) -> None:
     sizes = f"{size(before)} -> {size(after)}{ratio}"
     print_line(console, f"{place(plan['output'])}: {sizes}, not written")
     warnings(plan)
+
+
+def _grouped(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tensors, those of like names and kinds together: layers.*.weight."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in tensors:
+        words = (_NUMBER.sub("*", row["name"]), *_cells(row | {"count": 1})[:3])
+        groups.setdefault(words, []).append(row)
+    made = []
+    for (name, *_), rows in groups.items():
+        sums = {key: sum(row[key] for row in rows) for key in _SUMS}
+        bits = 8 * sums["bytes_after"] / sums["elements"] if sums["elements"] else None
+        shown = name if len(rows) > 1 else rows[0]["name"]
+        made.append(rows[0] | sums | {"name": shown, "count": len(rows), "bits_per_weight": bits})
+    return made
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [row["source_dtype"], kind(row), row["scale_dtype"], str(row["count"]), *_sizes(row)]
 
 
 def _sizes(row: dict[str, Any]) -> list[str]:
