@@ -14,8 +14,8 @@ from qtool.cli.quantize import quantize
 EXAMPLE = "Example: qtool recipe --preset w4a16 --rule 'lm_head*: dtype=int8' > recipe.toml"
 # Options of `qtool quantize` that have no bearing on what the result is.
 _OTHERS = {
-    "src", "output", "save_recipe", "report", "resume", "shards", "scheduler", "jobs", "force",
-    "json", "quiet",
+    "src", "output", "save_recipe", "report", "fail_if", "baseline", "strict", "dry_run",
+    "resume", "shards", "scheduler", "jobs", "force", "json", "quiet",
 }  # fmt: skip
 
 
