@@ -8,7 +8,6 @@ from typing import Any
 from qtool.render.report import left_alone, warnings
 from qtool.render.text import (
     kind,
-    many,
     new_table,
     number,
     place,
