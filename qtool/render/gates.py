@@ -13,10 +13,7 @@ from qtool.render.text import many, new_table, print_line, room, safe, short_nam
 from qtool.report.gates import phrases
 
 _ROWS = 12  # failures of a gate that are shown; the report has all
-_NAMES, _SHORT = (
-    3,
-    20,
-)  # tensors that are named, and columns for each, where a gate passes for want of a figure
+_NAMES = 3  # tensors that are named where a gate passes for want of a figure
 _FIGURES = 44  # columns that a failure's figures get at least, before they are folded
 _INDENT = 2
 
@@ -56,9 +53,10 @@ def _cell(failed: Mapping[str, Any], expression: str) -> str:
 
 
 def _undefined(console: Console, undefined: Sequence[Mapping[str, Any]]) -> None:
+    width = console.width // (_NAMES + 1)
     for why in dict.fromkeys(u["why"] for u in undefined):
         names = list(dict.fromkeys(u["tensor"] or "totals" for u in undefined if u["why"] == why))
         more = len(names) - _NAMES
-        short = ", ".join(name.plain for name in short_names(names[:_NAMES], _SHORT))
+        short = ", ".join(name.plain for name in short_names(names[:_NAMES], width))
         shown = short + (f" and {more} more" if more > 0 else "")
         print_line(console, f"  passed as {why}: {shown}")
