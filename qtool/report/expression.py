@@ -50,11 +50,12 @@ _UNITS = {
 def parse(text: str) -> tuple[Truth, int | None]:
     """The tree, and where the patterns after `on` begin. Raises UsageError."""
     parser = _Parser(text)
-    tree = parser.truth(0)
+    start = parser.token.start
+    tree = parser.tree(0)
     end = parser.token
     if end.kind != "end":
         raise parser.wanted("an operator or the end")
-    return tree, end.end if end.text == "on" else None
+    return parser.as_truth(tree, start), end.end if end.text == "on" else None
 
 
 class _Parser:
@@ -67,6 +68,7 @@ class _Parser:
 
     @property
     def token(self) -> Token:
+        """The next one."""
         return self._tokens[self._at]
 
     def wanted(self, what: str) -> UsageError:
@@ -74,18 +76,19 @@ class _Parser:
         found = repr(self.token.text) if self.token.text else "the end"
         return fault(self._text, self.token.start, f"{what} is wanted, not {found}")
 
-    def truth(self, power: int) -> Truth:
-        start = self.token.start
-        return self._as_truth(self._tree(power), start)
-
-    def _as_truth(self, found: Truth | Quantity, start: int) -> Truth:
+    def as_truth(self, found: Truth | Quantity, start: int) -> Truth:
+        """What was found at an index, which must be a truth."""
         if isinstance(found, QUANTITIES):
             raise fault(self._text, start, "a comparison is wanted", "write sqnr_db < 20")
         return found
 
+    def _truth(self, power: int) -> Truth:
+        start = self.token.start
+        return self.as_truth(self.tree(power), start)
+
     def _quantity(self, power: int) -> Quantity:
         start = self.token.start
-        return self._as_quantity(self._tree(power), start)
+        return self._as_quantity(self.tree(power), start)
 
     def _as_quantity(self, found: Truth | Quantity, start: int) -> Quantity:
         if isinstance(found, QUANTITIES):
@@ -93,13 +96,14 @@ class _Parser:
         rule = "a figure or a number is wanted, not a comparison"
         raise fault(self._text, start, rule, "join comparisons with 'and'")
 
-    def _tree(self, power: int) -> Truth | Quantity:
+    def tree(self, power: int) -> Truth | Quantity:
+        """What operators that bind closer than power hold together."""
         start = self.token.start
         left = self._first()
         while _POWERS.get(self.token.text, 0) > power:
             sign = self._next().text
             if sign in ("and", "or"):
-                left = Both(sign, self._as_truth(left, start), self.truth(_POWERS[sign]))
+                left = Both(sign, self.as_truth(left, start), self._truth(_POWERS[sign]))
                 continue
             quantity = self._as_quantity(left, start)
             if sign == "worse":
@@ -116,13 +120,13 @@ class _Parser:
         """What no operator comes before."""
         token = self._next()
         if token.text == "(":
-            inner = self._tree(0)
+            inner = self.tree(0)
             if self.token.text != ")":
                 raise self.wanted("')'")
             self._next()
             return inner
         if token.text == "not":
-            return Not(self.truth(_NOT))
+            return Not(self._truth(_NOT))
         if token.text == "-":
             return Arithmetic("-", Number(0.0, "", token.start), self._quantity(_NEGATIVE))
         if token.kind == "number":

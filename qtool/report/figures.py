@@ -8,8 +8,8 @@ from typing import Any
 
 Record = Mapping[str, Any]  # an entry of "tensors", or "totals"
 
-_TENSORS, _TOTALS = {"tensors"}, {"totals"}
-_BOTH = _TENSORS | _TOTALS
+_TENSORS, _TOTALS = ("tensors",), ("totals",)
+_BOTH = _TENSORS + _TOTALS
 HIGHER, LOWER = "higher", "lower"
 
 
@@ -22,7 +22,7 @@ class Figure:
     """
 
     name: str
-    places: set[str]
+    places: tuple[str, ...]
     worse: str | None = None
     unit: str = ""
 
