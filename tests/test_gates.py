@@ -25,10 +25,10 @@ from qtool import render
 from qtool.errors import FormatError, QtoolError, UsageError
 from qtool.report import read_report, to_json
 from qtool.report.figures import FIGURES, NO_NUMBERS
-from qtool.report.gates import Gate, failures, judge
+from qtool.report.gates import Gate, failure_lines, judge
 
 SCHEMA = json.loads(resources.files("qtool").joinpath("report.schema.json").read_text("utf-8"))
-ENTRY = Draft202012Validator({"$ref": "#/$defs/gate", "$defs": SCHEMA["$defs"]})
+ENTRY = Draft202012Validator(SCHEMA["properties"]["gates"]["items"])
 Report = dict[str, Any]
 
 FINE: Report = {
@@ -83,7 +83,7 @@ def judged(text: str, found: Report, baseline: Report | None = None) -> Report:
 
 def lines(text: str, found: Report, baseline: Report | None = None) -> list[str]:
     """What failed, a line each."""
-    return [": ".join(pair) for pair in failures([judged(text, found, baseline)])]
+    return [": ".join(pair) for pair in failure_lines([judged(text, found, baseline)])]
 
 
 def raised(call: Callable[[Any], Any], argument: Any) -> QtoolError | None:

@@ -83,7 +83,7 @@ def judge(
     return [_judged(gate, report, baseline) for gate in gates]
 
 
-def failures(entries: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def failure_lines(entries: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """What has failed in judge()'s entries, as the thing and the rule of an error each:
     ("fc1.weight", "sqnr_db is 18.2, fails 'sqnr_db < 20'")."""
     return [_failure(entry["expression"], f) for entry in entries for f in entry["failed"]]
