@@ -34,7 +34,7 @@ ROOMS: dict[str, set[str]] = {
     "presets": set(),
     "recipe": {"presets"},
     "plan": {"recipe", "formats", "layouts"},
-    "report": {"stats"},
+    "report": {"stats", "recipe"},
     "runtime": set(),
     "jobs": {
         "packing", "pool", "ops", "kernels", "stats", "scales", "rounding", "tensor", "engine",

@@ -366,6 +366,7 @@ def finish(report: dict[str, Any], *, json: bool, quiet: bool) -> None:
         render.planned(report)
     else:
         render.summary(report)
+        render.gates(report)
 
 
 def check_semantics(name: str | None) -> None:

@@ -63,7 +63,7 @@ class Terms:
     def check_planned(self) -> None:
         """Refuse gates on what a dry run cannot know."""
         for gate in self.gates:
-            for figure in sorted(set(gate.figures) - _PLANNED):
+            for figure in sorted({f.removeprefix("total.") for f in gate.figures} - _PLANNED):
                 rule = f"a dry run measures no {figure}"
                 raise UsageError(f"--fail-if {gate.text!r}", rule, "leave --dry-run out")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qtool.recipe.choice import Choice
 from qtool.recipe.effective import effective
-from qtool.recipe.patterns import escaped, unmatched
+from qtool.recipe.patterns import Patterns, escaped, unmatched
 from qtool.recipe.recipe import SOURCE_FLOATS, Recipe
 from qtool.recipe.rule import Rule
 from qtool.recipe.words import WORDS, Words, over
@@ -13,6 +13,7 @@ __all__ = [
     "SOURCE_FLOATS",
     "WORDS",
     "Choice",
+    "Patterns",
     "Recipe",
     "Rule",
     "Words",

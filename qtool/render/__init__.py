@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qtool.render.bar import progress
 from qtool.render.calibration import calibrated, captured
+from qtool.render.gates import gates
 from qtool.render.listing import dtypes, inspected, presets
 from qtool.render.planned import planned
 from qtool.render.report import dequantized, summary, warnings
@@ -13,6 +14,7 @@ __all__ = [
     "captured",
     "dequantized",
     "dtypes",
+    "gates",
     "inspected",
     "planned",
     "presets",

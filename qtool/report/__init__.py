@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from qtool.report.build import build, build_planned, planned_record, tensor_record
-from qtool.report.document import is_report, to_json
+from qtool.report.document import is_report, read_report, to_json
 
 Report = dict[str, Any]
 
@@ -15,6 +15,7 @@ __all__ = [
     "build_planned",
     "is_report",
     "planned_record",
+    "read_report",
     "tensor_record",
     "to_json",
 ]

@@ -1,11 +1,18 @@
-"""A Report as a document: strict JSON, and how one is recognised."""
+"""A Report as a document: strict JSON, how one is recognised, and how one is read."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from qtool.errors import FormatError
+from qtool.report.build import VERSION
+from qtool.report.figures import FIGURES
+
+_REMEDY = "give a report that qtool has written"
 
 
 def to_json(report: Mapping[str, Any]) -> str:
@@ -22,4 +29,66 @@ def is_report(path: Path) -> bool:
         data = json.loads(path.read_text(encoding="utf-8"))
         return data["tool"]["name"] == "qtool" and "report_version" in data
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """The report in a file, its names and figures checked. Raises FormatError for what is none."""
+    thing = str(path)
+    try:
+        report = json.loads(_text(path), parse_constant=_refuse)
+    except OSError as error:
+        raise FormatError(thing, f"cannot be read ({error.strerror})", _REMEDY) from None
+    except UnicodeDecodeError:
+        raise FormatError(thing, "is no UTF-8", _REMEDY) from None
+    except RecursionError:
+        raise FormatError(thing, "is JSON that is nested too deep", _REMEDY) from None
+    except ValueError as error:
+        raise FormatError(thing, f"is no JSON object ({error})", _REMEDY) from None
+    tool = report.get("tool")
+    version = report.get("report_version")
+    if not isinstance(tool, dict) or tool.get("name") != "qtool" or type(version) is not int:
+        raise FormatError(thing, "is no report of qtool's", _REMEDY)
+    if version != VERSION:
+        rule = f"is a report of version {str(version)[:20]}"
+        raise FormatError(thing, rule, f"this qtool reads version {VERSION}")
+    _check(report, thing)
+    return dict(report)
+
+
+def _text(path: Path) -> str:
+    """A text that begins as an object does; files of weights are not read into memory."""
+    with path.open("rb") as file:
+        head = file.read(64)
+        if not head.lstrip().startswith(b"{") or b"\0" in head:
+            raise ValueError("it does not begin as one")
+        return (head + file.read()).decode()
+
+
+def _refuse(token: str) -> NoReturn:
+    raise ValueError(f"it holds {token}")
+
+
+def _check(report: Mapping[str, Any], thing: str) -> None:
+    """Refuse records without a name of their own, and figures that are no numbers."""
+    records, totals = report.get("tensors"), report.get("totals")
+    if not isinstance(records, list) or not isinstance(totals, dict):
+        raise FormatError(thing, "has no tensors or no totals", _REMEDY)
+    names = [r.get("name") if isinstance(r, dict) else None for r in records]
+    if not all(isinstance(name, str) for name in names):
+        raise FormatError(thing, "has a tensor without a name", _REMEDY)
+    if len(set(names)) < len(names):
+        raise FormatError(thing, "has two tensors of one name", _REMEDY)
+    for where, record in [*zip(names, records, strict=True), ("totals", totals)]:
+        for key in FIGURES.keys() & record.keys():
+            if record[key] is not None and not _is_number(record[key]):
+                raise FormatError(thing, f"{key} of {where} is no finite number", _REMEDY)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
         return False

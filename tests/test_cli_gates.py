@@ -1,0 +1,112 @@
+"""--fail-if and --baseline on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import Done, float32, leftovers, ok, qtool, refused, report
+from safetensors.numpy import save_file
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    x = np.random.default_rng(5).normal(size=(2, 32, 64)).astype(np.float32)
+    x[1, 0, 0] = 40  # a bad layer: one scale for a tensor with an outlier
+    tensors = {"good.weight": x[0], "bad.weight": x[1], "ones.weight": float32(np.ones((32, 64)))}
+    save_file(tensors, tmp_path / "m.safetensors")
+    return tmp_path / "m.safetensors"
+
+
+def quantized(model: Path, *options: str | Path) -> tuple[Done, Path]:
+    target = model.with_name("y.safetensors")
+    return qtool("quantize", model, "-o", target, "--dtype", "int8", *options), target
+
+
+def test_a_gate_stops_the_release(model: Path) -> None:
+    done, target = quantized(model, "--axis", "0", "--fail-if", "max_abs_error > 0.1 on *.weight")
+    assert done.code == 3
+    assert not target.exists()
+    assert leftovers(model.parent) == []
+    (entry,) = report(target)["gates"]
+    (failed,) = entry["failed"]
+    assert (failed["tensor"], failed["limit"]) == ("bad.weight", "max_abs_error > 0.1")
+    error = f"{failed['figures']['max_abs_error']:.10g}"
+    line = f"qtool: bad.weight: max_abs_error is {error}, fails 'max_abs_error > 0.1'"
+    assert done.err.splitlines()[-1] == line
+    assert "gate failed: max_abs_error > 0.1 on *.weight" in done.err
+
+
+def test_gates_that_hold_are_listed(model: Path) -> None:
+    gates = ["--fail-if", "sqnr_db < 20", "--fail-if", "total.bits_per_weight > 8.6"]
+    done, target = quantized(model, "--axis", "0", *gates)
+    assert done.code == 0, done.err
+    assert target.exists()
+    assert done.err.splitlines()[-3:] == [
+        "gate passed: sqnr_db < 20", "  passed as exact: ones.weight",
+        "gate passed: total.bits_per_weight > 8.6",
+    ]  # fmt: skip
+    assert [entry["passed"] for entry in report(target)["gates"]] == [True, True]
+
+
+def test_an_older_output_stays(model: Path) -> None:
+    _, target = quantized(model)
+    before = target.read_bytes()
+    done, _ = quantized(model, "--force", "--quiet", "--fail-if", "sqnr_db < 99 on good*")
+    assert (done.code, target.read_bytes()) == (3, before)
+    assert done.err.count("\n") == 1
+    assert done.err.startswith("qtool: good.weight: sqnr_db is ")
+
+
+def test_a_gate_without_a_tensor_fails(model: Path) -> None:
+    done, _ = quantized(model, "--quiet", "--fail-if", "sqnr_db < 1 on lm_head*")
+    assert done.code == 3
+    text = "'sqnr_db < 1 on lm_head*': 'lm_head*' matches no quantized tensor"
+    assert done.err == f"qtool: --fail-if: {text}\n"
+
+
+def test_a_regression_against_a_baseline_fails(model: Path) -> None:
+    ok("quantize", model, "--dtype", "int8", "--block-size", "32", "--report", model.parent / "old")
+    compare = ["--baseline", model.parent / "old", "--fail-if", "sqnr_db worse by 0.5"]
+    done, target = quantized(model, "--axis", "0", "--quiet", *compare)
+    assert done.code == 3, done.err
+    old = {r["name"]: r for r in json.loads((model.parent / "old").read_text())["tensors"]}
+    new = {r["name"]: r for r in report(target)["tensors"]}
+    pairs = {name: (new[name]["sqnr_db"], old[name]["sqnr_db"]) for name in old}
+    assert pairs.pop("ones.weight") == (None, None)
+    assert pairs["bad.weight"][1] - pairs["bad.weight"][0] > 2
+    assert {
+        f["tensor"]: (f["figures"]["sqnr_db"], f["figures"]["baseline.sqnr_db"])
+        for f in report(target)["gates"][0]["failed"]
+    } == {name: (now, was) for name, (now, was) in pairs.items() if was - now > 0.5}
+    done, _ = quantized(model, "--block-size", "32", "--force", *compare)
+    assert done.code == 0, done.err
+
+
+def test_a_planted_nan_fails(model: Path) -> None:
+    save_file({"w": float32(np.full((32, 64), np.nan)), "v": float32(np.ones((32, 64)))}, model)
+    gates = ["--nonfinite", "allow", "--fail-if", "sqnr_db < 20", "--quiet"]
+    done, target = quantized(model, *gates)
+    assert done.code == 3
+    assert done.err.splitlines()[-1] == (
+        "qtool: w: sqnr_db is undefined (non-finite values), fails 'sqnr_db < 20'"
+    )
+    assert not target.exists()
+
+
+def test_wrong_usage(model: Path) -> None:
+    start = ["quantize", model, "--dtype", "int8"]
+    assert refused(*start, "--fail-if", "sqnr < 20", code=2) == (
+        "--fail-if: 'sqnr < 20': there is no figure 'sqnr' at column 1; use sqnr_db"
+    )
+    gate = ["--fail-if", "sqnr_db worse by 1"]
+    assert "--baseline" in refused(*start, *gate, code=2)
+    assert refused(*start, *gate, "--baseline", model) == (
+        f"{model}: is no JSON object (it does not begin as one); give a report that qtool has "
+        "written"
+    )
+    plan = ok(*start, "--dry-run", "--json", "--fail-if", "total.file_bytes_after > 1 MB")
+    assert plan.json["gates"][0]["passed"]
+    assert "measures no mse" in refused(*start, "--dry-run", "--fail-if", "mse > 1", code=2)
