@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import Done, float32, leftovers, ok, qtool, refused, report
+from checkpoints import save, tensors
+from command import Done, float32, leftovers, ok, qtool, refused, report, strict
 from safetensors.numpy import save_file
 
 
@@ -110,3 +111,46 @@ def test_wrong_usage(model: Path) -> None:
     plan = ok(*start, "--dry-run", "--json", "--fail-if", "total.file_bytes_after > 1 MB")
     assert plan.json["gates"][0]["passed"]
     assert "measures no mse" in refused(*start, "--dry-run", "--fail-if", "mse > 1", code=2)
+
+
+@pytest.mark.parametrize("more", [[], ["--resume"]])
+def test_a_folder_that_fails_does_not_appear(more: list[str], tmp_path: Path) -> None:
+    """Its shards are kept where the run may be resumed with other limits."""
+    save(tmp_path / "m", [tensors([0, 1]), tensors([2])], others=False)
+    words = ["quantize", tmp_path / "m", "-o", tmp_path / "q", "--dtype", "int4", *more]
+    done = qtool(*words, "--fail-if", "sqnr_db < 99 on *layers.2*")
+    assert done.code == 3
+    assert "qtool: model.layers.2.mlp.down_proj.weight: sqnr_db is " in done.err
+    left = {path.name for path in tmp_path.iterdir()} - {"m", "q.report.json"}
+    assert left == ({"q.partial"} if more else set())
+    told = strict((tmp_path / "q.report.json").read_text())
+    assert [entry["passed"] for entry in told["gates"]] == [False]
+    ok(*words, "--fail-if", "sqnr_db < 9")
+    assert (tmp_path / "q" / "model.safetensors.index.json").exists()
+
+
+def test_slices_are_judged_when_they_are_put_together(tmp_path: Path) -> None:
+    save(tmp_path / "m", [tensors([0, 1]), tensors([2])], others=False)
+    words = ["quantize", tmp_path / "m", "-o", tmp_path / "q", "--dtype", "int4", "--shards"]
+    line = refused(*words, "1/2", "--fail-if", "sqnr_db < 9", code=2)
+    assert line == "--fail-if: a slice is not judged; give it to `qtool finish`"
+    for number in (1, 2):
+        ok(*words, f"{number}/2")
+    done = qtool("finish", tmp_path / "q", "--fail-if", "total.sqnr_db < 99", "--json", "-q")
+    assert done.code == 3
+    [entry] = done.json["gates"]
+    assert [failed["tensor"] for failed in entry["failed"]] == [None]
+    assert not (tmp_path / "q").exists()
+    ok("finish", tmp_path / "q", "--fail-if", "total.sqnr_db < 9")
+    assert (tmp_path / "q").is_dir()
+
+
+def test_many_failures_are_cut_short(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((25, 16, 16)).astype(np.float32)
+    save_file({f"w{n:02}": x for n, x in enumerate(values)}, tmp_path / "m.safetensors")
+    done = qtool("quantize", tmp_path / "m.safetensors", "--dtype", "int8", "-q", "--fail-if",
+                 "mse > 0")  # fmt: skip
+    lines = done.err.splitlines()
+    assert len(lines) == 21
+    assert lines[-2].startswith("qtool: w19: mse is ")
+    assert lines[-1] == "qtool: and 5 more failures, which the report lists"

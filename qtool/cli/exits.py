@@ -22,6 +22,9 @@ _ARGUMENTS = {
 }  # fmt: skip
 
 
+_LINES = 20  # of failures
+
+
 @contextmanager
 def exit_code() -> Iterator[None]:
     """Turn what a job raises into one line on standard error and an exit code."""
@@ -36,8 +39,10 @@ def exit_code() -> Iterator[None]:
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except GateError as error:
-        for line in (_message(error), *error.others):
+        for line in (_message(error), *error.others[: _LINES - 1]):
             _say(line)
+        if (more := len(error.others) - _LINES + 1) > 0:
+            _say(f"and {more} more failures, which the report lists")
         raise typer.Exit(3) from None
     except QtoolError as error:
         _fail(_message(error), 2 if isinstance(error, UsageError) else 1)

@@ -89,14 +89,14 @@ def failure_lines(entries: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]
     return [_failure(entry["expression"], f) for entry in entries for f in entry["failed"]]
 
 
-def phrases(figures: Mapping[str, float | None], digits: int = 10) -> list[str]:
+def _phrases(figures: Mapping[str, float | None]) -> list[str]:
     """The figures of a failure in words: sqnr_db is 18.2 (19.4 in the baseline)."""
     found = []
     for key, value in figures.items():
         if not key.startswith("baseline."):
             before = figures.get(f"baseline.{key}")
-            was = "" if before is None else f" ({_number(before, digits)} in the baseline)"
-            is_now = "undefined" if value is None else _number(value, digits)
+            was = "" if before is None else f" ({_number(before)} in the baseline)"
+            is_now = "undefined" if value is None else _number(value)
             found.append(f"{key} is {is_now}{was}")
     return found
 
@@ -201,12 +201,12 @@ def _failure(expression: str, failed: Mapping[str, Any]) -> tuple[str, str]:
     if limit is None:
         return tensor, f"{reason}, fails {shown(expression)}"
     why = f" ({reason})" if reason else ""
-    figures = " and ".join(phrases(failed["figures"]))
+    figures = " and ".join(_phrases(failed["figures"]))
     return tensor or "totals", f"{figures}{why}, fails {shown(limit)}"
 
 
-def _number(value: float, digits: int) -> str:
-    return str(value) if isinstance(value, int) else format(value, f".{digits}g")
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else format(value, ".10g")
 
 
 def _operand(leaf: Operand | Worse) -> Operand:
