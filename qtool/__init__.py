@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from qtool.engine.operators import quantize_linear as quantize_linear
     from qtool.errors import QtoolError as QtoolError
     from qtool.formats import open as open
+    from qtool.jobs.compare import compare_file as compare_file
     from qtool.jobs.dequantize import dequantize_file as dequantize_file
     from qtool.jobs.dynamic import dynamic_file as dynamic_file
     from qtool.jobs.finish import finish_folder as finish_folder
@@ -36,6 +37,7 @@ _HOMES = {
     "QuantSpec": "qtool.spec",
     "Tiled": "qtool.spec",
     "QuantizedTensor": "qtool.tensor",
+    "compare_file": "qtool.jobs.compare",
     "dequantize_file": "qtool.jobs.dequantize",
     "dequantize_linear": "qtool.ops",
     "dynamic_file": "qtool.jobs.dynamic",

@@ -10,6 +10,7 @@ from qtool import __version__
 from qtool.cli import (
     calibrate,
     capture,
+    compare,
     dequantize,
     dtypes,
     dynamic,
@@ -37,6 +38,7 @@ app.command(epilog=dequantize.EXAMPLE)(dequantize.dequantize)
 app.command(epilog=finish.EXAMPLE)(finish.finish)
 app.command(epilog=calibrate.EXAMPLE)(calibrate.calibrate)
 app.command(epilog=capture.EXAMPLE)(capture.capture)
+app.command(epilog=compare.EXAMPLE)(compare.compare)
 app.command(epilog=inspect.EXAMPLE)(inspect.inspect)
 app.command(epilog=dtypes.EXAMPLE)(dtypes.dtypes)
 app.command(epilog=recipe.EXAMPLE)(recipe.recipe)

@@ -110,7 +110,7 @@ def _planned(command: Command, source: CheckpointSource) -> tuple[Layout, Source
     spelled = planning.chosen_layout(asked.options.get("layout"), "safetensors", asked)
     readable = screening.readable(source, requantize=command.requantize)
     if not command.requantize:
-        _check_config(source)
+        check_config(source)
     weighted = command.weighted([info.name for info in readable.infos()])
     recipe = replace(asked, left_alone=spelled.left_alone, weighted=weighted)
     mixture = mixed(
@@ -234,7 +234,7 @@ def _with_shared_absmax(
     }
 
 
-def _check_config(source: CheckpointSource) -> None:
+def check_config(source: CheckpointSource) -> None:
     """Refuse a configuration that would tell readers of another quantization."""
     for key in ("quantization_config", "quantization"):
         if source.config.get(key) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qtool.render.bar import progress
 from qtool.render.calibration import calibrated, captured
+from qtool.render.compare import compared
 from qtool.render.gates import gates
 from qtool.render.listing import dtypes, inspected, presets
 from qtool.render.planned import planned
@@ -12,6 +13,7 @@ from qtool.render.report import dequantized, summary, warnings
 __all__ = [
     "calibrated",
     "captured",
+    "compared",
     "dequantized",
     "dtypes",
     "gates",

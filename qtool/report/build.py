@@ -105,6 +105,29 @@ def build(
 ) -> dict[str, Any]:
     """The Report of one run. tensors: records with their Stats, in source order; skipped: names
     and reasons."""
+    return {
+        "report_version": VERSION,
+        "tool": tool(),
+        "command": command,
+        "source": dict(source),
+        "output": dict(output),
+        "settings": dict(settings),
+        "tensors": [record for record, _ in tensors],
+        "skipped": [{"name": name, "reason": reason} for name, reason in skipped],
+        "totals": {
+            **totals(tensors, len(skipped)),
+            "file_bytes_before": source["bytes"],
+            "file_bytes_after": output["bytes"],
+        },
+        "warnings": list(warnings),
+        "gates": [],
+        "strict": None,
+        "seconds": round(seconds, 6),
+    }
+
+
+def totals(tensors: Sequence[tuple[dict[str, Any], Stats]], skipped: int) -> dict[str, Any]:
+    """The figures of all quantized tensors together; skipped: how many others there are."""
     total = Stats()
     largest = None
     for record, stats in tensors:
@@ -114,28 +137,12 @@ def build(
     records = [record for record, _ in tensors]
     before, after = (sum(r[key] for r in records) for key in ("bytes_before", "bytes_after"))
     return {
-        "report_version": VERSION,
-        "tool": tool(),
-        "command": command,
-        "source": dict(source),
-        "output": dict(output),
-        "settings": dict(settings),
-        "tensors": records,
-        "skipped": [{"name": name, "reason": reason} for name, reason in skipped],
-        "totals": {
-            "tensors": len(records),
-            "skipped": len(skipped),
-            **total.figures(),
-            "max_abs_error_tensor": largest,
-            **_output_errors(records),
-            **_sizes(total.elements, before, after),
-            "file_bytes_before": source["bytes"],
-            "file_bytes_after": output["bytes"],
-        },
-        "warnings": list(warnings),
-        "gates": [],
-        "strict": None,
-        "seconds": round(seconds, 6),
+        "tensors": len(records),
+        "skipped": skipped,
+        **total.figures(),
+        "max_abs_error_tensor": largest,
+        **_output_errors(records),
+        **_sizes(total.elements, before, after),
     }
 
 
