@@ -62,15 +62,15 @@ def combinations(
     types = _known("dtypes", dtypes)
     named = _known("presets", presets)
     ways = [Combination(one) for one in candidates_of(candidates)]
-    sizes = [_size(text) for text in _items(block_sizes)] or _SIZES
+    sizes = [_size(text) for text in items_of(block_sizes)] or _SIZES
     if not (types or named or ways):
-        types = _items(TYPES)
+        types = items_of(TYPES)
     if block_sizes and not types:
         rule = "presets and candidates say how long their blocks are"
         raise UsageError("--block-sizes", rule, "give --dtypes too, or leave it out")
     found = [_typed(dtype, size) for dtype in types for size in sizes]
     found += [Combination({"preset": name}) for name in named] + ways
-    return _unique(_by_methods(found, [_method(text) for text in _items(methods)]))
+    return _unique(_by_methods(found, [_method(text) for text in items_of(methods)]))
 
 
 def _by_methods(found: Iterable[Combination], methods: Sequence[str]) -> list[Combination]:
@@ -96,7 +96,8 @@ def _typed(dtype: str, size: int | str | None) -> Combination:
     return Combination({"dtype": dtype, **({} if size is None else {"block_size": size})})
 
 
-def _items(names: Names) -> list[str]:
+def items_of(names: Names) -> list[str]:
+    """The names, one by one."""
     parts = [names] if isinstance(names, str) else [str(name) for name in names]
     return [item.strip() for part in parts for item in part.split(",")]
 
@@ -105,7 +106,7 @@ def _known(option: str, names: Names) -> list[str]:
     """The names, all of them values of the word that the option is about."""
     allowed = WORDS[option[:-1]]
     assert isinstance(allowed, tuple)
-    items = _items(names)
+    items = items_of(names)
     for item in items:
         if item not in allowed:
             raise words.unknown(item, allowed, f"--{option}")

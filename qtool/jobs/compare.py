@@ -11,7 +11,7 @@ from qtool.dtypes import DTypeLike
 from qtool.formats import files
 from qtool.jobs import streams
 from qtool.jobs.activations import Words, listed
-from qtool.jobs.combinations import Names, combinations
+from qtool.jobs.combinations import Names, combinations, items_of
 from qtool.jobs.outcomes import ordered
 from qtool.jobs.progress import Progress, Silent
 from qtool.jobs.sweep import Sweep
@@ -81,7 +81,7 @@ def compare_file(
     with streams.opened(src, source_dtype) as source:
         sweep = Sweep(source, shared, jobs or engine.default_jobs())
         _check_csv(csv, [*streams.source_files(src, source), *sweep.paths], force=force)
-        trials, left_out = sweep.trials(asked, str(src))
+        trials, left_out = sweep.trials(asked)
         result = {
             "command": "compare",
             "tool": report.tool(),
@@ -91,7 +91,14 @@ def compare_file(
                 "bytes": source.nbytes,
                 "tensors": len(trials[0].plan),
             },
-            "settings": {name: plain(value) for name, value in shared.items()},
+            "settings": {
+                "dtypes": items_of(dtypes),
+                "block_sizes": items_of(block_sizes),
+                "methods": items_of(methods),
+                "presets": items_of(presets),
+                "candidates": list(candidates),
+                **{name: _plain(value) for name, value in shared.items()},
+            },
             "combinations": ordered(
                 sweep.outcomes(trials, progress or Silent()), per_tensor=per_tensor
             ),
@@ -104,9 +111,11 @@ def compare_file(
     return result
 
 
-def plain(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """An option as plain data."""
-    return None if value is None else str(value)
+    if isinstance(value, list | tuple):
+        return [str(item) for item in value]
+    return value if value is None or isinstance(value, bool | int) else str(value)
 
 
 def _check_csv(path: str | Path | None, sources: Sequence[Path], *, force: bool) -> None:

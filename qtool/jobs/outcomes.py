@@ -80,6 +80,7 @@ def ordered(outcomes: Sequence[Outcome], *, per_tensor: bool) -> list[dict[str, 
     sizes = {p.info.name: p.info.size for p in outcomes[0].plan if p.info.name in signals}
     elements, signal = sum(sizes.values()), math.fsum(signals.values())
     points = [outcome.over(signals) for outcome in outcomes]
+    best = front(points)
     rows = []
     for place in sorted(range(len(points)), key=points.__getitem__):
         nbytes, error = points[place]
@@ -87,15 +88,18 @@ def ordered(outcomes: Sequence[Outcome], *, per_tensor: bool) -> list[dict[str, 
         row = outcomes[place].row() | {
             "overall_bits_per_weight": 8 * nbytes / elements if elements else None,
             "overall_relative_error": math.sqrt(error / signal) if has_ratio else None,
-            "pareto": not any(_dominates(other, points[place]) for other in points),
+            "pareto": best[place],
         }
         rows.append(row | ({"per_tensor": outcomes[place].rows()} if per_tensor else {}))
     return rows
 
 
-def _dominates(one: tuple[int, float], other: tuple[int, float]) -> bool:
-    """Whether one is as good in both, and better in one of them."""
-    return one != other and one[0] <= other[0] and one[1] <= other[1]
+def front(points: Sequence[tuple[int, float]]) -> list[bool]:
+    """Whether each is on the Pareto front: none is as low in both, and lower in one of them."""
+    return [
+        not any(other != one and other[0] <= one[0] and other[1] <= one[1] for other in points)
+        for one in points
+    ]
 
 
 def _common(values: Sequence[Any]) -> Any:

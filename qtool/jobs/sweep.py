@@ -57,9 +57,7 @@ class Sweep:
         self._weighted = quantize.weighted(self._importance, self._readable)
         self.paths: list[Path] = self._importance.paths if self._importance else []
 
-    def trials(
-        self, asked: Sequence[Combination], name: str
-    ) -> tuple[list[Trial], list[dict[str, Any]]]:
+    def trials(self, asked: Sequence[Combination]) -> tuple[list[Trial], list[dict[str, Any]]]:
         """The combinations that can be quantized, and, with the reason, those that cannot.
 
         Raises QtoolError where there are none of the first.
@@ -78,7 +76,7 @@ class Sweep:
         reasons = [f"{words.phrase(c.words)}: {self._reason(e)}" for c, e in errors]
         more = [f"and {len(reasons) - 3} more"] if len(reasons) > 3 else []
         rule = "no combination can be quantized: " + "; ".join([*reasons[:3], *more])
-        raise QtoolError(name, rule)
+        raise QtoolError(str(self._source.path), rule)
 
     def warnings(self, trials: Sequence[Trial]) -> list[str]:
         """What the user should know although there is a result."""

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from qtool.render.text import kind, many, new_table, number, print_line, safe, size, stream
 
-_WIDE = 110  # columns of a terminal from which on the worst tensors are named
+_WIDE = 110  # columns of a terminal from which on there is room for more
 _SHOWN = ("preset", "dtype", "block_size", "axis", "tile", "method")  # in other words
 
 
@@ -30,8 +30,8 @@ def _table(rows: Sequence[dict[str, Any]], *, wide: bool) -> Table:
     table = new_table("")
     for column in ("type", "method"):
         table.add_column(column, overflow="fold")
-    columns = ["bits", "SQNR", "worst", "max error", "size", "time"]
-    columns[2:3] = ["weighted"] if weighted else ["worst"]
+    columns = ["bits", "SQNR", "weighted" if weighted else "worst", "size", "time"]
+    columns += ["max error"] if wide else []
     for column in (*(["tensors"] if differ else []), *columns):
         table.add_column(column, justify="right", no_wrap=True)
     if wide:
@@ -40,7 +40,9 @@ def _table(rows: Sequence[dict[str, Any]], *, wide: bool) -> Table:
         cells = [Text("*" if row["pareto"] else ""), Text(_label(row)), Text(row["method"] or "-")]
         cells += [Text(str(row["tensors"]))] if differ else []
         cells += [Text(cell) for cell in _figures(row, weighted=weighted)]
-        cells += [Text(safe(row["worst"]["name"] if row["worst"] else ""))] if wide else []
+        if wide:
+            cells.append(Text(number(row["max_abs_error"], ".3g")))
+            cells.append(Text(safe(row["worst"]["name"] if row["worst"] else "")))
         table.add_row(*cells, style="bold" if row["pareto"] else "")
     return table
 
@@ -51,7 +53,6 @@ def _figures(row: dict[str, Any], *, weighted: bool) -> list[str]:
         number(row["bits_per_weight"], ".2f"),
         "exact" if row["rmse"] == 0 else number(row["sqnr_db"], ".2f", " dB"),
         number(third, ".2f", " dB"),
-        number(row["max_abs_error"], ".3g"),
         size(row["bytes_after"]),
         _time(row["seconds"]),
     ]
