@@ -82,6 +82,7 @@ def compare_file(
         sweep = Sweep(source, shared, jobs or engine.default_jobs())
         _check_csv(csv, [*streams.source_files(src, source), *sweep.paths], force=force)
         trials, left_out = sweep.trials(asked)
+        outcomes = sweep.outcomes(trials, progress or Silent())
         result = {
             "command": "compare",
             "tool": report.tool(),
@@ -99,11 +100,9 @@ def compare_file(
                 "candidates": list(candidates),
                 **{name: _plain(value) for name, value in shared.items()},
             },
-            "combinations": ordered(
-                sweep.outcomes(trials, progress or Silent()), per_tensor=per_tensor
-            ),
+            "combinations": ordered(outcomes, per_tensor=per_tensor),
             "left_out": left_out,
-            "warnings": sweep.warnings(trials),
+            "warnings": sweep.warnings(trials, outcomes),
         }
     if csv is not None:
         with files.replacing(Path(csv)) as temporary:

@@ -78,11 +78,14 @@ class Sweep:
         rule = "no combination can be quantized: " + "; ".join([*reasons[:3], *more])
         raise QtoolError(str(self._source.path), rule)
 
-    def warnings(self, trials: Sequence[Trial]) -> list[str]:
+    def warnings(self, trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> list[str]:
         """What the user should know although there is a result."""
+        of_weights = [self._importance.warnings(t.plan) for t in trials if self._importance]
+        stats = {record["name"]: found for one in outcomes for record, found in one.tensors}
         found = [
             *screening.idle(trials[0].recipe, trials[0].plan),
-            *(w for t in trials if self._importance for w in self._importance.warnings(t.plan)),
+            *(warning for warnings in of_weights for warning in warnings),
+            *screening.nonfinite_warnings(stats.values()),
         ]
         return list(dict.fromkeys(found))
 

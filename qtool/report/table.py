@@ -13,15 +13,16 @@ _NESTED = ("per_tensor", "worst")
 
 
 def to_csv(result: Mapping[str, Any]) -> str:
-    """What compare_file() gives, one line per combination, with "tensor" empty, and after it those
-    of its tensors; then the combinations that are left out, with the reason in "left_out".
+    """What compare_file() gives, as RFC 4180 has it: one line per combination, with "tensor" empty,
+    and after it those of its tensors; then the combinations that are left out, with the reason in
+    "left_out".
 
     Undefined figures are empty. Text that a spreadsheet would take for a formula has a ' before it.
     """
     rows = [*_rows(result)]
     columns = dict.fromkeys(name for row in rows for name in row)
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer = csv.DictWriter(text, columns)
     writer.writeheader()
     writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
     return text.getvalue()
