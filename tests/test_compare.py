@@ -28,6 +28,7 @@ RNG = np.random.default_rng(5)
 FIGURES = (
     "tensors", "skipped", "bits_per_weight", "bytes_after", "sqnr_db", "relative_error", "rmse",
     "max_abs_error", "clipped_fraction", "weighted_sqnr_db", "weighted_relative_error",
+    "file_bytes_after",
 )  # fmt: skip
 
 

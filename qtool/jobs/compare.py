@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qtool import engine, report
+from qtool import report
 from qtool.dtypes import DTypeLike
 from qtool.formats import files
 from qtool.jobs import streams
@@ -62,6 +62,7 @@ def compare_file(
       bits_per_weight, bytes_after, sqnr_db, relative_error, rmse, max_abs_error, clipped_fraction,
         weighted_sqnr_db, weighted_relative_error: over the quantized ones, to the last bit the
         totals of the Report of quantize_file.
+      file_bytes_after: of the file, or of the shards, that quantize_file would write.
       overall_bits_per_weight, overall_relative_error: over all tensors that any combination
         quantizes; where this one leaves some alone, they have their size and no error. Errors
         count with their weights, where there is importance.
@@ -79,9 +80,10 @@ def compare_file(
         "importance": listed(importance), "layout": layout, "requantize": requantize,
     }  # fmt: skip
     with streams.opened(src, source_dtype) as source:
-        sweep = Sweep(source, shared, jobs or engine.default_jobs())
-        _check_csv(csv, [*streams.source_files(src, source), *sweep.paths], force=force)
+        sweep = Sweep(src, source, shared, jobs)
         trials, left_out = sweep.trials(asked)
+        read = [*streams.source_files(src, source), *trials[0].command.inputs]
+        _check_csv(csv, read, force=force)
         outcomes = sweep.outcomes(trials, progress or Silent())
         result = {
             "command": "compare",

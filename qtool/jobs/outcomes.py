@@ -24,11 +24,12 @@ _FIGURES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """One way to quantize, as words; every tensor's fate; the records and figures of those that
-    are quantized; and how long that took."""
+    """One way to quantize, as words; every tensor's fate; the bytes of the file with them; the
+    records and figures of those that are quantized; and how long that took."""
 
     words: Mapping[str, Any]
     plan: Sequence[Planned]
+    file_bytes: int
     tensors: Sequence[tuple[dict[str, Any], Stats]]
     seconds: float
 
@@ -43,6 +44,7 @@ class Outcome:
             "preset": self.words.get("preset"),
             **{key: _common([row[key] for row in rows]) for key in (*_HOW, *_OF_SPEC)},
             **{key: totals[key] for key in ("tensors", "skipped", *_FIGURES)},
+            "file_bytes_after": self.file_bytes,
             "worst": worst and {key: worst[key] for key in ("name", "sqnr_db")},
             "seconds": round(self.seconds, 6),
         }

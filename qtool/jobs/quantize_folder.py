@@ -46,7 +46,7 @@ def quantize_folder(command: Command) -> Report:
         places = _Places.of(command, partial)
         spelled, readable, mixture = _planned(command, source)
         places.keeping.keep(mixture.recipe)
-        works = _works(command, source, mixture.plan, spelled)
+        works = works_of(command, source, mixture.plan, spelled)
         if command.dry_run:
             made = _dry(command, source, partial, works, mixture, readable, places, started)
             streams.write_report(made, places.report if command.report_to else None)
@@ -145,10 +145,7 @@ def _dry(
     started: float,
 ) -> Report:
     """The report on what would be written."""
-    nbytes = 0
-    for name in command.division.of_names(list(works)):
-        with closing(formats.open(source.shards[name].path)) as opened:
-            nbytes += works[name].nbytes(opened)
+    nbytes = bytes_of(source, {n: works[n] for n in command.division.of_names(list(works))})
     made = report.build_planned(
         command.name,
         {"name": str(command.src), "container": "checkpoint", "bytes": source.nbytes,
@@ -162,6 +159,15 @@ def _dry(
         time.perf_counter() - started,
     )  # fmt: skip
     return command.terms.judged(made, mixture)
+
+
+def bytes_of(source: CheckpointSource, works: Mapping[str, QuantizeShard]) -> int:
+    """Bytes of the shards that these works will write."""
+    nbytes = 0
+    for name, work in works.items():
+        with closing(formats.open(source.shards[name].path)) as opened:
+            nbytes += work.nbytes(opened)
+    return nbytes
 
 
 def report_of(
@@ -195,7 +201,7 @@ def report_of(
     return terms.judged(made, mixture)
 
 
-def _works(
+def works_of(
     command: Command, source: CheckpointSource, plan: Sequence[Planned], layout: Layout
 ) -> dict[str, QuantizeShard]:
     """The work on each shard, but for what its tensors share with those of others."""

@@ -6,31 +6,36 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from qtool import engine
 from qtool.errors import QtoolError
 from qtool.formats import Source
 from qtool.formats.checkpoint import CheckpointSource
-from qtool.jobs import quantize, quantize_folder, recipes, screening
+from qtool.jobs import planning, quantize_folder, recipes, screening
 from qtool.jobs.combinations import Combination
+from qtool.jobs.command import Command
 from qtool.jobs.nbits import NBits
 from qtool.jobs.outcomes import Outcome
-from qtool.jobs.progress import Part, Progress
+from qtool.jobs.progress import Part, Progress, Silent
 from qtool.jobs.tensors import Job
 from qtool.layouts import Layout, nbits
-from qtool.plan import Planned, make_plan
+from qtool.plan import Planned
 from qtool.recipe import Recipe, words
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A combination that can be quantized: its words for this source, and what they mean."""
+    """A combination that can be quantized: its words for this source, and what they mean.
+
+    file_bytes: of the file, or of the shards, that `qtool quantize` would write."""
 
     words: Mapping[str, Any]
+    command: Command
     recipe: Recipe
     layout: Layout
     plan: Sequence[Planned]
+    file_bytes: int = 0
 
     @property
     def effort(self) -> int:
@@ -39,23 +44,21 @@ class Trial:
 
 
 class Sweep:
-    """The trials on one source, which stays open.
+    """The trials on one source, which stays open; src: what the user calls it.
 
-    shared: options of quantize_file for all of them, by name. paths: files that they name.
+    shared: options of quantize_file for all of them, by name.
     """
 
-    def __init__(self, source: Source, shared: Mapping[str, Any], jobs: int) -> None:
-        self._shared, self._jobs = shared, jobs
+    def __init__(
+        self, src: str | Path, source: Source, shared: Mapping[str, Any], jobs: int | None
+    ) -> None:
+        self._src, self._source, self._shared, self._jobs = src, source, shared, jobs
         requantize = bool(shared["requantize"])
         self._readable = screening.readable(source, requantize=requantize)
         if isinstance(source, CheckpointSource) and not requantize:
             quantize_folder.check_config(source)
-        self._source = source
         self._is_bare = source.container == "npy"
-        words = {"importance": shared["importance"]} if shared["importance"] else {}
-        self._importance = quantize.weighing(Recipe({}, options=words))
-        self._weighted = quantize.weighted(self._importance, self._readable)
-        self.paths: list[Path] = self._importance.paths if self._importance else []
+        self._container = "onnx" if source.container == "onnx" else "safetensors"
 
     def trials(self, asked: Sequence[Combination]) -> tuple[list[Trial], list[dict[str, Any]]]:
         """The combinations that can be quantized, and, with the reason, those that cannot.
@@ -80,34 +83,46 @@ class Sweep:
 
     def warnings(self, trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> list[str]:
         """What the user should know although there is a result."""
-        of_weights = [self._importance.warnings(t.plan) for t in trials if self._importance]
         stats = {record["name"]: found for one in outcomes for record, found in one.tensors}
-        found = [
-            *screening.idle(trials[0].recipe, trials[0].plan),
-            *(warning for warnings in of_weights for warning in warnings),
-            *screening.nonfinite_warnings(stats.values()),
-        ]
-        return list(dict.fromkeys(found))
+        found = screening.idle(trials[0].recipe, trials[0].plan)
+        for trial in trials:
+            found += planning.warnings(trial.command, trial.plan)
+        return list(dict.fromkeys(found + screening.nonfinite_warnings(stats.values())))
 
     def _trial(self, one: Combination) -> Trial:
-        """Raises QtoolError as quantize_file does with these options."""
+        """Raises QtoolError as quantize_file does with these options, before any work."""
         said = one.words_for(bare=self._is_bare, axis=self._shared["axis"])
         recipe = recipes.asked(**{**self._shared, **said})
-        container = "onnx" if self._source.container == "onnx" else "safetensors"
-        layout = quantize.chosen_layout(self._shared["layout"], container, recipe)
+        graph = NBits(None) if self._shared["layout"] == nbits.NAME else None
+        command = Command(
+            "quantize", self._src, None, recipe, recipe.tag, jobs=self._jobs, graph=graph
+        )
+        layout = planning.chosen_layout(self._shared["layout"], self._container, recipe)
         recipe = replace(
             recipe, bare=self._is_bare, left_alone=layout.left_alone,
-            silent=container == "onnx", weighted=self._weighted,
+            silent=self._container == "onnx",
+            weighted=command.weighted([info.name for info in self._readable.infos()]),
         )  # fmt: skip
-        if self._shared["layout"] == nbits.NAME:
-            plan = NBits(None).plan(cast("Any", self._readable), recipe)
-        else:
-            plan = make_plan(screening.marked(self._readable), recipe, None, layout)
-        if self._importance is not None:
-            self._importance.check(plan)
+        plan = planning.plan_of(command, self._readable, layout, recipe)
         screening.check_something(plan, recipe, self._source)
-        screening.check_kinds(plan, layout, container)
-        return Trial(said, recipe, layout, plan)
+        screening.check_kinds(plan, layout, self._container)
+        trial = Trial(said, command, recipe, layout, plan)
+        return replace(trial, file_bytes=self._file_bytes(trial))
+
+    def _file_bytes(self, trial: Trial) -> int:
+        """Bytes that `qtool quantize` would write."""
+        command, source = trial.command, self._source
+        if isinstance(source, CheckpointSource):
+            works = quantize_folder.works_of(command, source, trial.plan, trial.layout)
+            return quantize_folder.bytes_of(source, works)
+        path = Path(f"{source.path.stem}.{command.tag}.{self._container}")
+        return self._job(trial, Silent()).nbytes(path, self._container, external_data=False)
+
+    def _job(self, trial: Trial, progress: Progress) -> Job:
+        return Job(
+            self._readable, trial.plan, None, trial.layout, progress, trial.command.threads,
+            graph=trial.command.graph, importance=trial.command.importance,
+        )  # fmt: skip
 
     def _reason(self, error: QtoolError) -> str:
         """Why a combination is left out; the source is what all are about."""
@@ -126,9 +141,7 @@ class Sweep:
 
     def _outcome(self, trial: Trial, progress: Progress) -> Outcome:
         started = time.perf_counter()
-        job = Job(
-            self._readable, trial.plan, None, trial.layout, progress, self._jobs,
-            importance=self._importance,
-        )  # fmt: skip
+        job = self._job(trial, progress)
         job.measured()
-        return Outcome(trial.words, trial.plan, job.records, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return Outcome(trial.words, trial.plan, trial.file_bytes, job.records, seconds)
