@@ -22,6 +22,7 @@ from qtool.cli import (
 )
 from qtool.cli.exits import process
 from qtool.cli.options import FLAG
+from qtool.cli.usage import Command
 
 app = typer.Typer(
     name="qtool",
@@ -32,17 +33,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(epilog=quantize.EXAMPLE)(quantize.quantize)
-app.command(epilog=dynamic.EXAMPLE)(dynamic.dynamic)
-app.command(epilog=dequantize.EXAMPLE)(dequantize.dequantize)
-app.command(epilog=finish.EXAMPLE)(finish.finish)
-app.command(epilog=calibrate.EXAMPLE)(calibrate.calibrate)
-app.command(epilog=capture.EXAMPLE)(capture.capture)
-app.command(epilog=compare.EXAMPLE)(compare.compare)
-app.command(epilog=inspect.EXAMPLE)(inspect.inspect)
-app.command(epilog=dtypes.EXAMPLE)(dtypes.dtypes)
-app.command(epilog=recipe.EXAMPLE)(recipe.recipe)
-app.command(epilog=presets.EXAMPLE)(presets.presets)
+app.command(cls=Command, epilog=quantize.EXAMPLE)(quantize.quantize)
+app.command(cls=Command, epilog=dynamic.EXAMPLE)(dynamic.dynamic)
+app.command(cls=Command, epilog=dequantize.EXAMPLE)(dequantize.dequantize)
+app.command(cls=Command, epilog=finish.EXAMPLE)(finish.finish)
+app.command(cls=Command, epilog=calibrate.EXAMPLE)(calibrate.calibrate)
+app.command(cls=Command, epilog=capture.EXAMPLE)(capture.capture)
+app.command(cls=Command, epilog=compare.EXAMPLE)(compare.compare)
+app.command(cls=Command, epilog=inspect.EXAMPLE)(inspect.inspect)
+app.command(cls=Command, epilog=dtypes.EXAMPLE)(dtypes.dtypes)
+app.command(cls=Command, epilog=recipe.EXAMPLE)(recipe.recipe)
+app.command(cls=Command, epilog=presets.EXAMPLE)(presets.presets)
 
 
 def _print_version(*, wanted: bool) -> None:

@@ -127,5 +127,5 @@ def _method(text: str) -> str:
     if text not in allowed and not text.startswith("percentile:"):
         raise words.unknown(text, allowed, "--methods")
     with usage_errors():
-        symmetry(DTYPES["int8"], None, text, "onnx")
+        symmetry(DTYPES["int8"], None, text, "onnx")  # which knows what a percentile is
     return text

@@ -72,11 +72,15 @@ def target(
     if dst is None or str(dst) == STANDARD:
         return STANDARD, to or container
     suffix = Path(dst).suffix[1:].lower()
+    endings = " or ".join(f".{name}" for name in allowed)
+    if not suffix and to is None:
+        rule = "its name does not say what to write"
+        raise UsageError(str(dst), rule, f"end it in {endings}")
     if suffix not in allowed and (to is None or suffix in formats.CONTAINERS):
         raise UsageError(
             str(dst),
-            f"{container} cannot be written as {suffix or 'no suffix'}",
-            "end its name in " + " or ".join(f".{name}" for name in allowed),
+            f"{container} cannot be written as {suffix}",
+            f"end its name in {endings}",
         )
     if to is not None and suffix in allowed and suffix != to:
         raise UsageError(str(dst), f"its suffix contradicts --to {to}", "leave one of them out")

@@ -9,6 +9,7 @@ from typing import Any
 
 from qtool.errors import UsageError
 from qtool.layouts import compressed_tensors, mlx, native, nbits
+from qtool.presets import PRESETS
 from qtool.recipe import Recipe, Words, words
 
 KEYS = ("target_bits", "target_sqnr", "candidates")
@@ -86,5 +87,9 @@ def candidates_of(texts: Sequence[str]) -> list[Words]:
 
 def _short(text: str, thing: str) -> Words:
     dtype, colon, size = text.partition(":")
+    if dtype in PRESETS:
+        raise UsageError(
+            thing, f"{dtype} is a preset", f"write preset={dtype}, in a list of its own"
+        )
     given = {"dtype": dtype} | ({"block_size": size} if colon else {})
     return words.checked(given, thing)
