@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import onnx
 import pytest
@@ -38,6 +39,7 @@ def weight(rows: int, size: float, columns: int = 256) -> np.ndarray:
 
 TENSORS = {"a.weight": weight(64, 1), "b.weight": weight(32, 0.1), "c.weight": weight(48, 3)}
 SIZE = sum(t.size for t in TENSORS.values())
+SCHEMA = strict((Path(library.__file__).parent / "compare.schema.json").read_text())
 SWEEP = ("--dtypes", "int8,int4,float8e4m3fn", "--block-sizes", "axis,32,128",
          "--methods", "absmax,mse")  # fmt: skip
 
@@ -54,6 +56,7 @@ def compared(*args: str, source: str = "m.safetensors") -> dict[str, Any]:
     before = listing()
     told = ok("compare", source, "--json", *args).json
     assert listing() == before
+    jsonschema.validate(told, SCHEMA)
     return told  # type: ignore[no-any-return]
 
 
@@ -432,7 +435,7 @@ def test_a_file_is_not_replaced_unasked() -> None:
         ("--candidates int4:32,in8", "candidate 'int4:32,in8': dtype: 'in8' is unknown; use int8"),
         ("--json --csv -", "--csv -: contradicts --json; leave one of them out"),
         ("--per-tensor", "--per-tensor: the table has no room for it; add --json or --csv"),
-        ("--layout mlc", "--layout: 'mlc' is unknown; use native, "),
+        ("--layout mlc", "--layout: 'mlc' is unknown; use mlx"),
         ("--layout matmul-nbits", "--layout: matmul-nbits is for ONNX models, not safetensors"),
         ("--include re:(", "pattern 're:(' is not a regular expression"),
     ],

@@ -204,7 +204,7 @@ def test_a_given_scale_takes_the_place_of_a_presets_choice() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--preset w3a16", "--preset: 'w3a16' is unknown; use " + ", ".join(OPTIONS)),
+        ("--preset q5_k", "--preset: 'q5_k' is unknown; use " + ", ".join(OPTIONS)),
         ("--preset nvfp4 --scale-dtype float16",
          "--global-scale: it stands over float8e4m3fn scales of a symmetric grid; "
          "use it with --scale-dtype float8e4m3fn"),

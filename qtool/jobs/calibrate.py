@@ -145,7 +145,7 @@ def _tensors(
     if not wanted:
         text = ", ".join(dict.fromkeys(skipped.values())) or "no arrays"
         patterns = recipe.include or recipe.exclude
-        remedy = f"its arrays are {', '.join(found)}" if patterns and found else None
+        remedy = f"its arrays are {', '.join([*found][:5])}" if patterns and found else None
         raise FormatError(str(sources[0][1]), f"nothing to calibrate: {text}", remedy)
     return wanted, skipped
 

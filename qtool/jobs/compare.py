@@ -52,9 +52,9 @@ def compare_file(
     per_tensor: the figures of every tensor too. csv: a file for to_csv() of the result; force:
         replace it.
 
-    Returns plain data: "command", "source", "settings", "warnings", "left_out": [{"words",
-    "preset", "dtype", "block_size", "method", "reason"}], and "combinations", ordered by size and
-    error:
+    Returns plain data; ../compare.schema.json is its JSON Schema: "command", "source", "settings",
+    "warnings", "left_out": [{"words", "preset", "dtype", "block_size", "method", "reason"}], and
+    "combinations", ordered by size and error:
       words: what quantizes so, as a rule or --candidates has it. preset: None without.
       dtype, granularity, axis, block_size, tile, method, symmetric, scale_dtype: what all tensors
         have in common, else None.
