@@ -18,6 +18,7 @@ from qtool.cli import (
     presets,
     quantize,
     recipe,
+    report,
 )
 from qtool.cli.exits import process
 from qtool.cli.options import FLAG
@@ -38,6 +39,7 @@ app.command(epilog=finish.EXAMPLE)(finish.finish)
 app.command(epilog=calibrate.EXAMPLE)(calibrate.calibrate)
 app.command(epilog=capture.EXAMPLE)(capture.capture)
 app.command(epilog=inspect.EXAMPLE)(inspect.inspect)
+app.command(epilog=report.EXAMPLE)(report.report)
 app.command(epilog=dtypes.EXAMPLE)(dtypes.dtypes)
 app.command(epilog=recipe.EXAMPLE)(recipe.recipe)
 app.command(epilog=presets.EXAMPLE)(presets.presets)

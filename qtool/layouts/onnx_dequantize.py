@@ -29,6 +29,9 @@ from qtool.layouts.reordered import Memory
 from qtool.spec import Granularity, Shape, Writer
 from qtool.tensor import Codes
 
+# Stores the values of the codes of a tensor, given its name.
+Restore = Callable[[Codes, Writer, str], None]
+
 # The first opset whose Cast takes bfloat16.
 _CAST_BFLOAT16 = 13
 
@@ -88,9 +91,7 @@ class OnnxDequantized:
         labels = {label for one in found for label in one.inputs if label} | self._nbits.replaced
         self._remove_unused(labels, {dequantizer.place for dequantizer in inner})
 
-    def write(
-        self, path: Path, *, external_data: bool, restore: Callable[[Codes, Writer, str], None]
-    ) -> None:
+    def write(self, path: Path, *, external_data: bool, restore: Restore) -> None:
         """Write the model, once; see ModelWriter for external_data and errors.
 
         restore: stores the values of the codes of a tensor, given its name.
@@ -99,13 +100,23 @@ class OnnxDequantized:
         with ModelWriter(
             path, self._model, made, source=self._source, external_data=external_data
         ) as writer:
-            for name, (_, found) in self._made.items():
-                with found.codes() as codes, writer.writing(name) as write:
-                    restore(codes, write, name)
             memory = Memory(path.resolve().parent)
-            for name, weight in self._nbits.weights.items():
-                with weight.reading(self._source) as codes, writer.writing(name) as write:
-                    restore(codes, self._nbits.through(name, write, memory), name)
+            for name in made:
+                with writer.writing(name) as write:
+                    self._restore(name, write, restore, memory)
+
+    def restore(self, name: str, write: Writer, restore: Restore, folder: Path) -> None:
+        """Store the values of one of the folded alone. folder: see Memory."""
+        stored = {read: key for key, read in self._nbits.read_as.items()}
+        self._restore(stored.get(name, name), write, restore, Memory(folder))
+
+    def _restore(self, name: str, write: Writer, restore: Restore, memory: Memory) -> None:
+        if name in self._made:
+            with self._made[name][1].codes() as codes:
+                restore(codes, write, name)
+            return
+        with self._nbits.weights[name].reading(self._source) as codes:
+            restore(codes, self._nbits.through(name, write, memory), name)
 
     def _gives_scales(self, inner: Dequantizer, found: Sequence[Dequantizer]) -> bool:
         """Whether a node's result is read as the scale of other nodes that are folded alone."""

@@ -1,0 +1,235 @@
+"""The plots of a page, drawn with matplotlib's objects: no pyplot, no window, no global state."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from qtool.render.page.figures import Record, figure, is_nonfinite, plain, rows
+from qtool.render.text import short_names
+
+# The colours by their names in page.css, in a light theme; none stands for two things.
+COLORS = {
+    "ink": "#17212b",
+    "muted": "#566270",
+    "line": "#dce2e9",
+    "bar": "#2a78b8",
+    "hot": "#b84a14",
+}
+HEAT = "viridis"  # light and dark themes show both of its ends
+NAMED = 30  # tensors up to which the chart of layers has their names
+BARS = {"wide": 240, "narrow": 80}  # that the chart of layers has at most
+_FONT = 11.0
+
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # that it builds its list of fonts
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """How everything is drawn: text as text, never as formulas, and the same bytes every time."""
+    ink, muted, line = (COLORS[name] for name in ("ink", "muted", "line"))
+    options = {
+        "axes.edgecolor": line, "axes.labelcolor": muted, "axes.labelsize": _FONT,
+        "axes.spines.right": False, "axes.spines.top": False, "axes.titlecolor": ink,
+        "axes.titlesize": _FONT, "axes.unicode_minus": True, "figure.dpi": 72,
+        "font.family": "DejaVu Sans", "font.size": _FONT, "grid.color": line, "grid.linewidth": 1,
+        "svg.fonttype": "none", "svg.hashsalt": "qtool", "svg.image_inline": True,
+        "text.color": ink, "text.parse_math": False, "xtick.color": line, "ytick.color": line,
+        "xtick.labelcolor": muted, "ytick.labelcolor": muted, "xtick.labelsize": _FONT,
+        "ytick.labelsize": _FONT,
+    }  # fmt: skip
+    with mpl.rc_context(options), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser has them
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of that many CSS pixels."""
+    made = Figure(figsize=(width / 72, height / 72), layout="constrained")
+    made.patch.set_visible(False)
+    return made
+
+
+def layers(report: Record, width: str) -> Figure | None:
+    """Relative errors in model order. width: "wide" or "narrow"."""
+    records = rows(report, "tensors")
+    if not records:
+        return None
+    extent = {"wide": 1000, "narrow": 340}[width]
+    if len(records) <= NAMED:
+        made = new_figure(extent, 56 + 24 * len(records))
+        draw_names(made.add_subplot(), records, {"wide": 48, "narrow": 20}[width])
+    else:
+        made = new_figure(extent, 280)
+        draw_order(made.add_subplot(), records, BARS[width])
+    return made
+
+
+def draw_names(axes: Axes, records: Sequence[Record], characters: int) -> None:
+    """A bar for each tensor, with its name."""
+    errors = [_error(record) for record in records]
+    names = [text.plain for text in short_names([plain(r["name"]) for r in records], characters)]
+    places = np.arange(len(records))
+    axes.barh(places, np.nan_to_num(errors), height=0.62, color=COLORS["bar"])
+    top = max([e for e in errors if not math.isnan(e)], default=0.0) or 1.0
+    for place, error, record in zip(places, errors, records, strict=True):
+        text = f"{error:.4f}" if not math.isnan(error) else _missing(record)
+        at = 0.0 if math.isnan(error) else error
+        axes.text(at + 0.012 * top, place, text, va="center", color=COLORS["ink"])
+    axes.set_yticks(places, names)
+    axes.set_ylim(len(records) - 0.4, -0.6)
+    axes.set_xlim(0, 1.16 * top)
+    axes.tick_params(length=0)
+    axes.set_xlabel("relative error")
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.grid(axis="x")
+    axes.set_axisbelow(True)
+    for label in axes.get_yticklabels():
+        label.set_color(COLORS["ink"])
+
+
+def draw_order(axes: Axes, records: Sequence[Record], bars: int) -> None:
+    """Bars in model order, each the worst of neighbouring tensors where there are many."""
+    each = -(-len(records) // bars)
+    groups = [records[i : i + each] for i in range(0, len(records), each)]
+    errors = np.array([_worst(group) for group in groups])
+    starts = np.arange(len(groups)) * each + 1
+    axes.bar(starts, np.nan_to_num(errors), width=0.72 * each, align="edge", color=COLORS["bar"])
+    odd = [any(is_nonfinite(r) for r in group) for group in groups]
+    top = float(np.nanmax(errors)) if not np.isnan(errors).all() else 1.0
+    axes.plot(
+        starts[odd] + each / 2, np.full(sum(odd), 1.04 * (top or 1)), "x", color=COLORS["hot"]
+    )
+    axes.set_xlim(0.4, len(records) + 1.4)
+    axes.set_ylim(0, 1.1 * (top or 1))
+    axes.set_ylabel("relative error")
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.tick_params(length=0)
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    marks = _layer_marks(records, 24 if bars > 100 else 7)
+    if marks:
+        axes.set_xticks([at for at, _ in marks], [text for _, text in marks])
+        axes.set_xlabel("layer, in model order")
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        axes.set_xlabel("number of the tensor, in model order")
+
+
+def _error(record: Record) -> float:
+    """The relative error, 0 where exact; NaN where there is none."""
+    if figure(record, "mse") == 0:
+        return 0.0
+    value = figure(record, "relative_error")
+    return math.nan if value is None else value
+
+
+def _worst(group: Sequence[Record]) -> float:
+    return max((e for e in map(_error, group) if not math.isnan(e)), default=math.nan)
+
+
+def _missing(record: Record) -> str:
+    return "not finite" if is_nonfinite(record) else "no figure"
+
+
+def _layer_marks(records: Sequence[Record], most: int) -> list[tuple[float, str]]:
+    """Where the layers begin that the first numbers in the names count, thinned."""
+    found: dict[str, float] = {}
+    for place, record in enumerate(records, 1):
+        number = re.search(r"(?<![a-zA-Z0-9])\d{1,4}(?![a-zA-Z0-9])", plain(record["name"]))
+        if number:
+            found.setdefault(number[0], place + 0.36)
+    marks = sorted((at, text) for text, at in found.items())
+    return marks[:: -(-len(marks) // most)] if len(marks) > 1 else []
+
+
+def histogram(picture: Mapping[str, Any]) -> Figure:
+    """A histogram with the grid over it."""
+    made = new_figure(360, 230)
+    draw_histogram(made, picture)
+    return made
+
+
+def draw_histogram(made: Any, picture: Mapping[str, Any]) -> None:
+    """Into a figure or a part of one: counts on a logarithmic scale, lines where codes lie, or
+    where there are many their limits and how dense they are."""
+    found, grid = picture["histogram"], picture["grid"]
+    edges = np.linspace(found["low"], found["high"], len(found["counts"]) + 1)
+    is_dense = grid is not None and grid["values"] is None
+    axes, strip = made.subplots(
+        2, 1, sharex=True, squeeze=False, height_ratios=(6, 1) if is_dense else (1, 0.001)
+    )[:, 0]
+    counts = np.maximum(found["counts"], 0.5)  # a logarithm of 0 there is not
+    axes.stairs(counts, edges, baseline=0.5, fill=True, color=COLORS["bar"])
+    axes.set_yscale("log")
+    axes.set_ylim(0.5, 2 * max(counts.max(), 1))
+    axes.yaxis.set_major_formatter(FuncFormatter(_count))
+    axes.yaxis.set_minor_locator(mpl.ticker.NullLocator())
+    axes.set_ylabel("weights")
+    axes.tick_params(length=0)
+    axes.set_xlim(edges[0], edges[-1])
+    if grid is not None:
+        limits = [grid["low"], grid["high"]]
+        lines = limits if grid["values"] is None else grid["values"]
+        inside = [v for v in lines if edges[0] <= v <= edges[-1]]
+        axes.vlines(inside, 0, 1, transform=axes.get_xaxis_transform(), color=COLORS["hot"], lw=1)
+    bottom = axes
+    if is_dense:
+        strip.stairs(grid["density"], edges, fill=True, color=COLORS["hot"])
+        strip.set_ylabel("codes", rotation=0, ha="right", va="center")
+        strip.set_yticks([])
+        strip.tick_params(length=0)
+        bottom = strip
+    else:
+        strip.remove()
+        axes.tick_params(labelbottom=True)
+    bottom.set_xlabel("value")
+    bottom.xaxis.set_major_locator(MaxNLocator(5))
+
+
+def _count(value: float, _position: object = None) -> str:
+    """A power of ten: 1, 10, 100, 1k."""
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= unit:
+            return f"{value / unit:g}{name}"
+    return f"{value:g}"
+
+
+def heat(picture: Mapping[str, Any]) -> Figure:
+    """The heat map of a picture that has one."""
+    made = new_figure(360, 230)
+    draw_heat(made, picture)
+    return made
+
+
+def draw_heat(made: Any, picture: Mapping[str, Any]) -> None:
+    """Into a figure or a part of one: root mean square errors of blocks, as a matrix."""
+    found = picture["heat"]
+    cells = np.array(found["cells"], np.float64)  # None becomes NaN
+    axes = made.subplots()
+    extent = (0, found["columns"], found["rows"], 0)
+    top = np.nanmax(cells) if not np.isnan(cells).all() else 1.0
+    image = axes.imshow(
+        cells, HEAT, aspect="auto", interpolation="none", extent=extent, vmin=0, vmax=top or 1.0
+    )
+    axes.set_xlabel("column")
+    axes.set_ylabel("row")
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    bar = made.colorbar(image, ax=axes, pad=0.02)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0)
+    bar.ax.yaxis.set_major_locator(MaxNLocator(4))
