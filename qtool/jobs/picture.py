@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.dtypes import DTYPES, DType
+from qtool.errors import QtoolError
 from qtool.spec import Blocked, Reader, Shape, Writer
 from qtool.tensor import Codes, dequantize, operator_scale
 
@@ -44,11 +45,15 @@ def picture(
 
         def compare(offset: int, data: Array) -> None:
             x_hat = data.view(np.float32)
-            x = values.read(offset // x_hat.itemsize, x_hat.size)
-            histogram[:] += counts(x, low, high)
-            heat.add(offset // x_hat.itemsize, x, x_hat)
+            first = offset // x_hat.itemsize
+            for at in range(0, x_hat.size, _PIECE):
+                piece = x_hat[at : at + _PIECE]
+                x = values.read(first + at, piece.size)
+                histogram[:] += counts(x, low, high)
+                heat.add(first + at, x, piece)
 
         codes = restored(compare)
+        heat.check(record)
         found |= {"grid": _grid(codes, low, high), "heat": heat.to_json()}
     return found | {"histogram": {"low": low, "high": high, "counts": histogram.tolist()}}
 
@@ -163,6 +168,17 @@ class _Heat:
         size = self._squares.size
         self._squares += np.bincount(cells, weights=np.square(errors), minlength=size)
         self._counts += np.bincount(cells, minlength=size)
+
+    def check(self, record: dict[str, Any]) -> None:
+        """Raise QtoolError where the report tells another error: it is on other values."""
+        told, count = record.get("mse"), self._counts.sum()
+        if isinstance(told, (int, float)) and count:
+            found = float(self._squares.sum() / count)
+            if not math.isclose(found, told, rel_tol=0.01):
+                raise QtoolError(
+                    f"No pictures of {record['name']}",
+                    f"its mean squared error is {found:.4g} in the files, {told:.4g} in the report",
+                )
 
     def to_json(self) -> dict[str, Any]:
         """cells: root mean square of the errors, row by row; null where there are none."""

@@ -17,7 +17,7 @@ from qtool.jobs.progress import Progress
 from qtool.layouts.dequantized import DequantizedSource
 from qtool.recipe import SOURCE_FLOATS
 from qtool.report import Report
-from qtool.spec import Shape, Writer
+from qtool.spec import Blocked, Shape, Writer
 from qtool.tensor import Codes
 
 if TYPE_CHECKING:
@@ -131,18 +131,26 @@ class _Restorable:
     def __init__(self, source: Source, folder: Path) -> None:
         self.source, self._folder = source, folder
         self.shapes: dict[str, Shape]
+        self._columns: set[str] = set()
         self._model: OnnxDequantized | DequantizedSource
         if source.container == "onnx":
             from qtool.layouts.onnx_dequantize import OnnxDequantized
 
             self._model = OnnxDequantized(cast("OnnxSource", source), FLOAT32)
             self.shapes = {folded.name: folded.shape for folded in self._model.folded}
+            blocked = [f for f in self._model.folded if isinstance(f.granularity, Blocked)]
+            self._columns = {f.name for f in blocked if f.granularity.attributes["axis"] == 0}
         else:
             self._model = DequantizedSource(source, FLOAT32)
             self.shapes = {name: stored.shape for name, stored in self._model.tensors.items()}
 
-    def of(self, name: str) -> Restored:
-        """The values of one tensor."""
+    def of(self, record: Mapping[str, Any]) -> Restored:
+        """The values of one tensor. Raises _Absent where the file does not hold it."""
+        name, shape = record["name"], tuple(record["shape"])
+        # MatMulNBits multiplies by [K, N], whatever the operator that it stands for had
+        by_rows = name in self._columns and record.get("axis") == 1
+        found = self.shapes.get(name)
+        _check(name, shape, found[::-1] if found and by_rows else found, self.source)
 
         def restored(write: Writer) -> Codes:
             seen: list[Codes] = []
@@ -155,7 +163,7 @@ class _Restorable:
                 with self._model.codes(name) as codes:
                     restore(codes, write, name)
             else:
-                self._model.restore(name, write, restore, self._folder)
+                self._model.restore(name, write, restore, self._folder, by_rows=by_rows)
             return seen[0]
 
         return restored
@@ -188,8 +196,7 @@ def _picture(
     restored = None
     if after is not None:
         try:
-            _check(name, shape, after.shapes.get(name), after.source)
-            restored = after.of(name)
+            restored = after.of(record)
         except _Absent as error:
             notes.append(str(error))
     with before.reading(name) as read:

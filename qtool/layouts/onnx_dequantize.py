@@ -103,20 +103,31 @@ class OnnxDequantized:
             memory = Memory(path.resolve().parent)
             for name in made:
                 with writer.writing(name) as write:
-                    self._restore(name, write, restore, memory)
+                    if name in self._made:
+                        self._restore(name, write, restore)
+                    else:
+                        self._restore(name, self._nbits.through(name, write, memory), restore)
 
-    def restore(self, name: str, write: Writer, restore: Restore, folder: Path) -> None:
-        """Store the values of one of the folded alone. folder: see Memory."""
-        stored = {read: key for key, read in self._nbits.read_as.items()}
-        self._restore(stored.get(name, name), write, restore, Memory(folder))
+    def restore(
+        self, name: str, write: Writer, restore: Restore, folder: Path, *, by_rows: bool = False
+    ) -> None:
+        """Store the values of one of the folded alone.
 
-    def _restore(self, name: str, write: Writer, restore: Restore, memory: Memory) -> None:
-        if name in self._made:
-            with self._made[name][1].codes() as codes:
-                restore(codes, write, name)
-            return
-        with self._nbits.weights[name].reading(self._source) as codes:
-            restore(codes, self._nbits.through(name, write, memory), name)
+        folder: see Memory. by_rows: those of MatMulNBits as [N, K].
+        """
+        key = next((key for key, read in self._nbits.read_as.items() if read == name), name)
+        if key not in self._made:
+            write = self._nbits.through(key, write, Memory(folder), by_rows=by_rows)
+        self._restore(key, write, restore)
+
+    def _restore(self, name: str, write: Writer, restore: Restore) -> None:
+        reading = (
+            self._made[name][1].codes()
+            if name in self._made
+            else self._nbits.weights[name].reading(self._source)
+        )
+        with reading as codes:
+            restore(codes, write, name)
 
     def _gives_scales(self, inner: Dequantizer, found: Sequence[Dequantizer]) -> bool:
         """Whether a node's result is read as the scale of other nodes that are folded alone."""

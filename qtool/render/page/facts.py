@@ -100,19 +100,22 @@ def recipe(report: Record) -> str:
     return "\n".join(plain(line) for line in text.splitlines()) if isinstance(text, str) else ""
 
 
-def totals(report: Record) -> Facts:
-    """The figures of all tensors together."""
+def totals(report: Record) -> list[tuple[str, str, str]]:
+    """The figures of all tensors together: label, text, and a note."""
     found = mapping(report, "totals")
     bits = [figure(found, f"bits_per_weight{end}") for end in ("_before", "")]
     named = found.get("max_abs_error_tensor")
-    at = f" in {plain(named)}" if named else ""
     facts = [
-        ("SQNR", sqnr(found) + (" dB" if figure(found, "sqnr_db") is not None else "")),
-        ("Relative error", number(figure(found, "relative_error"), ".4f")),
-        ("Largest error", number(figure(found, "max_abs_error"), ".3g") + at),
-        ("Clipped", percent(figure(found, "clipped_fraction"))),
-        ("Bits per weight", f"{number(bits[1], '.2f')} of {number(bits[0], '.2f')}"),
-        ("Cosine similarity", number(figure(found, "cosine_similarity"), ".6f")),
+        ("SQNR", sqnr(found) + (" dB" if figure(found, "sqnr_db") is not None else ""), ""),
+        ("Relative error", number(figure(found, "relative_error"), ".4f"), ""),
+        (
+            "Largest error",
+            number(figure(found, "max_abs_error"), ".3g"),
+            f"in {plain(named)}" if named else "",
+        ),
+        ("Clipped", percent(figure(found, "clipped_fraction")), ""),
+        ("Bits per weight", number(bits[1], ".2f"), f"of {number(bits[0], '.2f')}"),
+        ("Cosine similarity", number(figure(found, "cosine_similarity"), ".6f"), ""),
     ]
     extra = [
         ("Weighted SQNR", "weighted_sqnr_db", ".2f", " dB"),
@@ -120,9 +123,9 @@ def totals(report: Record) -> Facts:
         ("Rounding to nearest", "output_error_nearest", ".4f", ""),
     ]
     given = [(label, figure(found, key), spec, unit) for label, key, spec, unit in extra]
-    facts += [(label, number(v, spec, unit)) for label, v, spec, unit in given if v is not None]
+    facts += [(label, number(v, spec, unit), "") for label, v, spec, unit in given if v is not None]
     specials = [(key, figure(found, f"{key}_count")) for key in ("nan", "inf")]
-    return facts + [(f"{key.upper()} values", f"{count:.0f}") for key, count in specials if count]
+    return facts + [(f"{key.upper()} values", f"{count:.0f}", "") for key, count in specials if count]
 
 
 def sizes(report: Record) -> list[tuple[str, str, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
@@ -12,7 +13,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from qtool.render.page import facts, plots
-from qtool.render.page.figures import Record, Column, columns, figure, plain, rows, shape, way
+from qtool.render.page.figures import Record, Column, columns, figure, is_nonfinite, plain, rows, shape, way
 from qtool.render.page.svg import inline
 
 _ROWS = 20  # of the table behind a histogram
@@ -31,6 +32,7 @@ def document(report: Mapping[str, Any], pictures: Mapping[str, Any]) -> bytes:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["breakable"] = _breakable
     records = rows(report, "tensors")
     found = columns(records)
     text = environment.get_template("page").render(
@@ -41,7 +43,8 @@ def document(report: Mapping[str, Any], pictures: Mapping[str, Any]) -> bytes:
         report=report,
         title=facts.title(report),
         charts=charts,
-        is_grouped=len(records) > plots.NAMED,
+        is_grouped=len(records) > min(plots.BARS.values()),
+        has_crosses=len(records) > plots.NAMED and any(map(is_nonfinite, records)),
         cards=cards,
         notes=[plain(note) for note in pictures["notes"]],
         columns=found,
@@ -62,6 +65,11 @@ def _policy(script: str) -> str:
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
+
+
+def _breakable(text: str) -> Markup:
+    """A name that is broken between its words where it is too long."""
+    return Markup("<wbr>").join(re.findall(r"[^._/:-]*[._/:-]*", text))
 
 
 def _row(place: int, record: Record, found: Sequence[Column]) -> dict[str, Any]:
@@ -93,17 +101,17 @@ def _layers(report: Record) -> dict[str, Markup]:
 
 def _card(place: int, picture: Mapping[str, Any]) -> dict[str, Any]:
     """What is shown of one of the worst tensors."""
-    name, found, grid, heat = (picture[key] for key in ("name", "histogram", "grid", "heat"))
+    name, found, heat = (picture[key] for key in ("name", "histogram", "heat"))
     name = plain(name)
     total = sum(found["counts"])
     words = f"{total} values from {found['low']:.4g} to {found['high']:.4g}"
     return {
         "name": name,
         "histogram": inline(
-            plots.histogram(picture), f"h{place}", f"Histogram of {name}", f"{words}. {_grid(grid)}"
+            plots.histogram(picture), f"h{place}", f"Histogram of {name}", f"{words}. {_grid(picture)}"
         ),
         "words": words,
-        "grid": _grid(grid),
+        "grid": _grid(picture),
         "bins": _bins(found),
         "heat": heat
         and inline(plots.heat(picture), f"m{place}", f"Errors in {name}", _cells(heat)),
@@ -112,13 +120,20 @@ def _card(place: int, picture: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _grid(grid: Mapping[str, Any] | None) -> str:
+_LINES = {
+    "lines": "Lines are the values",
+    "band": "The band, too narrow for lines, has the values",
+    "limits": "Lines are the limits and the strip shows the density",
+}
+
+
+def _grid(picture: Mapping[str, Any]) -> str:
     """The grid in words."""
+    grid = picture["grid"]
     if grid is None:
         return ""
-    lines = "Lines are the values" if grid["values"] else "Lines are the limits"
     return (
-        f"{lines} of {grid['levels']} codes at the median scale, {grid['scale']:.4g}: "
+        f"{_LINES[plots.grid_style(picture)]} of the {grid['levels']} codes at the median scale, {grid['scale']:.4g}: "
         f"from {grid['low']:.4g} to {grid['high']:.4g}."
     )
 

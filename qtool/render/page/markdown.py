@@ -37,7 +37,8 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"- {escaped(warning)}" for warning in warnings)
     yield from ("", "## Totals", "")
     sizes = [(label, text) for label, text, _ in facts.sizes(report)]
-    yield from _table(("figure", "value"), [*facts.totals(report), *sizes])
+    totals = [(label, f"{text} {note}".strip()) for label, text, note in facts.totals(report)]
+    yield from _table(("figure", "value"), [*totals, *sizes])
     yield from _tensors(report)
     if skipped := facts.skipped(report):
         yield from ("", "## Left alone", "")

@@ -30,6 +30,7 @@ def _figure(report: Mapping[str, Any], pictures: Sequence[Mapping[str, Any]]) ->
     heights = [96, 56 + 24 * max(len(records), 1) if named else 280]
     heights += [240] * (1 + any(p["heat"] for p in pictures)) if pictures else []
     figure = plots.new_figure(1000, sum(heights) + 24)
+    figure.get_layout_engine().set(rect=(0.012, 0.012, 0.976, 0.976))
     figure.patch.set_visible(True)
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     _headline(parts[0], report)
@@ -67,7 +68,7 @@ def _headline(part: Any, report: Mapping[str, Any]) -> None:
     part.text(0.012, 0.92, title if len(title) <= 70 else title[:69] + "…", va="top", fontsize=20)
     muted = plots.COLORS["muted"]
     part.text(0.012, 0.52, facts.lead(report)[:130], va="top", fontsize=12, color=muted)
-    shown = [f"{label} {text}" for label, text in facts.totals(report)[:5]]
+    shown = [f"{label} {text}" for label, text, _ in facts.totals(report)[:6]]
     failed = sum(not gate["passed"] for gate in facts.gates(report))
     shown += [f"{failed} gates failed"] if failed else []
     part.text(0.012, 0.24, "   ·   ".join(shown)[:150], va="top", fontsize=11)

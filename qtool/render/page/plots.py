@@ -30,24 +30,25 @@ COLORS = {
 HEAT = "viridis"  # light and dark themes show both of its ends
 NAMED = 30  # tensors up to which the chart of layers has their names
 BARS = {"wide": 240, "narrow": 80}  # that the chart of layers has at most
-_FONT = 11.0
+_CLOSE = 120  # lines that can be told apart over the width of a histogram
 
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # that it builds its list of fonts
 
 
 @contextmanager
-def style() -> Iterator[None]:
+def style(font: float = 12) -> Iterator[None]:
     """How everything is drawn: text as text, never as formulas, and the same bytes every time."""
     ink, muted, line = (COLORS[name] for name in ("ink", "muted", "line"))
     options = {
-        "axes.edgecolor": line, "axes.labelcolor": muted, "axes.labelsize": _FONT,
+        "axes.edgecolor": line, "axes.labelcolor": muted, "axes.labelsize": font,
+        "axes.facecolor": "none",
         "axes.spines.right": False, "axes.spines.top": False, "axes.titlecolor": ink,
-        "axes.titlesize": _FONT, "axes.unicode_minus": True, "figure.dpi": 72,
-        "font.family": "DejaVu Sans", "font.size": _FONT, "grid.color": line, "grid.linewidth": 1,
+        "axes.titlesize": font, "axes.unicode_minus": True, "figure.dpi": 72,
+        "font.family": "DejaVu Sans", "font.size": font, "grid.color": line, "grid.linewidth": 1,
         "svg.fonttype": "none", "svg.hashsalt": "qtool", "svg.image_inline": True,
         "text.color": ink, "text.parse_math": False, "xtick.color": line, "ytick.color": line,
-        "xtick.labelcolor": muted, "ytick.labelcolor": muted, "xtick.labelsize": _FONT,
-        "ytick.labelsize": _FONT,
+        "xtick.labelcolor": muted, "ytick.labelcolor": muted, "xtick.labelsize": font,
+        "ytick.labelsize": font,
     }  # fmt: skip
     with mpl.rc_context(options), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser has them
@@ -67,8 +68,8 @@ def layers(report: Record, width: str) -> Figure | None:
     if not records:
         return None
     extent = {"wide": 1000, "narrow": 340}[width]
-    if len(records) <= NAMED:
-        made = new_figure(extent, 56 + 24 * len(records))
+    if len(records) <= NAMED:  # for a line of text each
+        made = new_figure(extent, 60 + 26 * len(records))
         draw_names(made.add_subplot(), records, {"wide": 48, "narrow": 20}[width])
     else:
         made = new_figure(extent, 280)
@@ -120,6 +121,7 @@ def draw_order(axes: Axes, records: Sequence[Record], bars: int) -> None:
     axes.set_axisbelow(True)
     marks = _layer_marks(records, 24 if bars > 100 else 7)
     if marks:
+        axes.tick_params(axis="x", length=5)
         axes.set_xticks([at for at, _ in marks], [text for _, text in marks])
         axes.set_xlabel("layer, in model order")
     else:
@@ -156,9 +158,19 @@ def _layer_marks(records: Sequence[Record], most: int) -> list[tuple[float, str]
 
 def histogram(picture: Mapping[str, Any]) -> Figure:
     """A histogram with the grid over it."""
-    made = new_figure(360, 230)
+    made = new_figure(340, 230)
     draw_histogram(made, picture)
     return made
+
+
+def grid_style(picture: Mapping[str, Any]) -> str:
+    """How the grid is drawn: "lines", a "band" where they would run together, or its "limits" and
+    how dense it is."""
+    found, values = picture["histogram"], picture["grid"]["values"]
+    if values is None:
+        return "limits"
+    step = (values[-1] - values[0]) / max(1, len(values) - 1)
+    return "lines" if step * _CLOSE >= found["high"] - found["low"] else "band"
 
 
 def draw_histogram(made: Any, picture: Mapping[str, Any]) -> None:
@@ -166,7 +178,8 @@ def draw_histogram(made: Any, picture: Mapping[str, Any]) -> None:
     where there are many their limits and how dense they are."""
     found, grid = picture["histogram"], picture["grid"]
     edges = np.linspace(found["low"], found["high"], len(found["counts"]) + 1)
-    is_dense = grid is not None and grid["values"] is None
+    drawn = None if grid is None else grid_style(picture)
+    is_dense = drawn == "limits"
     axes, strip = made.subplots(
         2, 1, sharex=True, squeeze=False, height_ratios=(6, 1) if is_dense else (1, 0.001)
     )[:, 0]
@@ -181,9 +194,11 @@ def draw_histogram(made: Any, picture: Mapping[str, Any]) -> None:
     axes.set_xlim(edges[0], edges[-1])
     if grid is not None:
         limits = [grid["low"], grid["high"]]
-        lines = limits if grid["values"] is None else grid["values"]
+        lines = grid["values"] if drawn == "lines" else limits
         inside = [v for v in lines if edges[0] <= v <= edges[-1]]
         axes.vlines(inside, 0, 1, transform=axes.get_xaxis_transform(), color=COLORS["hot"], lw=1)
+    if drawn == "band":
+        axes.axvspan(*limits, color=COLORS["hot"], alpha=0.35, lw=0)
     bottom = axes
     if is_dense:
         strip.stairs(grid["density"], edges, fill=True, color=COLORS["hot"])
@@ -208,7 +223,7 @@ def _count(value: float, _position: object = None) -> str:
 
 def heat(picture: Mapping[str, Any]) -> Figure:
     """The heat map of a picture that has one."""
-    made = new_figure(360, 230)
+    made = new_figure(340, 230)
     draw_heat(made, picture)
     return made
 
@@ -229,7 +244,7 @@ def draw_heat(made: Any, picture: Mapping[str, Any]) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    bar = made.colorbar(image, ax=axes, pad=0.02)
+    bar = made.colorbar(image, ax=axes, pad=0.02, label="RMS error")
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0)
     bar.ax.yaxis.set_major_locator(MaxNLocator(4))
