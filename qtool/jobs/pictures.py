@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WORST = 4  # tensors that are drawn
 
 
-class _Absent(Exception):
+class _AbsentError(Exception):
     """A file or tensor that cannot be drawn from, in words."""
 
 
@@ -54,7 +54,7 @@ def pictures(
         for record in records:
             try:
                 found.append(_picture(record, cast(Source, before), values, notes))
-            except (_Absent, QtoolError) as error:
+            except (_AbsentError, QtoolError) as error:
                 notes.append(str(error))
             progress.advance(4 * math.prod(record["shape"]))
             progress.finish(record["name"])
@@ -103,11 +103,11 @@ def _opened(
         source = formats.open(_located(named.get("name"), folder))
         stack.enter_context(closing(source))
         if source.container != "checkpoint" and named.get("bytes", source.nbytes) != source.nbytes:
-            raise _Absent(
+            raise _AbsentError(
                 f"{named['name']} is not the file of the report any more: "
                 f"it has {source.nbytes} bytes, not {named['bytes']}"
             )
-    except (_Absent, QtoolError) as error:
+    except (_AbsentError, QtoolError) as error:
         notes.append(f"No {needed}: {error}. Name the file with {option}.")
         return None
     return source
@@ -116,13 +116,13 @@ def _opened(
 def _located(name: object, folder: Path) -> Path:
     """Where a file that the report names is: from here, or from the report."""
     if not isinstance(name, str) or "\0" in name:
-        raise _Absent("the report names no file")
+        raise _AbsentError("the report names no file")
     if name == "-":
-        raise _Absent("the file went through a pipe")
+        raise _AbsentError("the file went through a pipe")
     for path in (Path(name), folder / name):
         if path.exists():
             return path
-    raise _Absent(f"{name} is not there")
+    raise _AbsentError(f"{name} is not there")
 
 
 class _Restorable:
@@ -145,7 +145,7 @@ class _Restorable:
             self.shapes = {name: stored.shape for name, stored in self._model.tensors.items()}
 
     def of(self, record: Mapping[str, Any]) -> Restored:
-        """The values of one tensor. Raises _Absent where the file does not hold it."""
+        """The values of one tensor. Raises _AbsentError where the file does not hold it."""
         name, shape = record["name"], tuple(record["shape"])
         # MatMulNBits multiplies by [K, N], whatever the operator that it stands for had
         by_rows = name in self._columns and record.get("axis") == 1
@@ -192,23 +192,23 @@ def _picture(
     _check(name, shape, None if info is None else info.shape, before)
     assert info is not None
     if info.dtype not in SOURCE_FLOATS:
-        raise _Absent(f"No pictures of {name}: {before.path} has it as {info.dtype}")
+        raise _AbsentError(f"No pictures of {name}: {before.path} has it as {info.dtype}")
     restored = None
     if after is not None:
         try:
             restored = after.of(record)
-        except _Absent as error:
+        except _AbsentError as error:
             notes.append(str(error))
     with before.reading(name) as read:
         return picture(read, info.dtype, record, restored)
 
 
 def _check(name: str, shape: Shape, found: Shape | None, source: Source) -> None:
-    """Raise _Absent where a file has no such tensor."""
+    """Raise _AbsentError where a file has no such tensor."""
     if found is None:
-        raise _Absent(f"{name} cannot be drawn in full: {source.path} does not hold it so")
+        raise _AbsentError(f"{name} cannot be drawn in full: {source.path} does not hold it so")
     if found != shape:
-        raise _Absent(
+        raise _AbsentError(
             f"{name} cannot be drawn in full: it is {list(found)} in {source.path} and "
             f"{list(shape)} in the report"
         )

@@ -60,9 +60,7 @@ class NBitsFolding:
         if uses:
             _forget_domain(model)
 
-    def through(
-        self, name: str, write: Writer, memory: Memory, *, by_rows: bool = False
-    ) -> Writer:
+    def through(self, name: str, write: Writer, memory: Memory, *, by_rows: bool = False) -> Writer:
         """A Writer of a weight's restored codes, which stores the floats of that name.
 
         by_rows: those of MatMulNBits as [N, K].

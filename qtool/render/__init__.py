@@ -5,6 +5,7 @@ from __future__ import annotations
 from qtool.render.bar import progress
 from qtool.render.calibration import calibrated, captured
 from qtool.render.gates import gates
+from qtool.render.histogram import histogram_bins, plotted
 from qtool.render.listing import dtypes, inspected, presets
 from qtool.render.planned import planned
 from qtool.render.report import dequantized, summary, warnings
@@ -17,6 +18,8 @@ __all__ = [
     "gates",
     "inspected",
     "planned",
+    "histogram_bins",
+    "plotted",
     "presets",
     "progress",
     "summary",

@@ -125,7 +125,9 @@ def totals(report: Record) -> list[tuple[str, str, str]]:
     given = [(label, figure(found, key), spec, unit) for label, key, spec, unit in extra]
     facts += [(label, number(v, spec, unit), "") for label, v, spec, unit in given if v is not None]
     specials = [(key, figure(found, f"{key}_count")) for key in ("nan", "inf")]
-    return facts + [(f"{key.upper()} values", f"{count:.0f}", "") for key, count in specials if count]
+    return facts + [
+        (f"{key.upper()} values", f"{count:.0f}", "") for key, count in specials if count
+    ]
 
 
 def sizes(report: Record) -> list[tuple[str, str, float]]:
@@ -160,7 +162,7 @@ def gates(report: Record) -> list[dict[str, Any]]:
             "passed": gate.get("passed") is True,
             "failed": list(_failures(gate)),
             "undefined": [
-                f"{_of(entry)}: {plain(entry.get('figure'))} is undefined, {plain(entry.get('why'))}"
+                f"{_of(entry)}: no {plain(entry.get('figure'))}, {plain(entry.get('why'))}"
                 for entry in rows(gate, "undefined")
             ],
         }

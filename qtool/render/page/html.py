@@ -13,7 +13,17 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from qtool.render.page import facts, plots
-from qtool.render.page.figures import Record, Column, columns, figure, is_nonfinite, plain, rows, shape, way
+from qtool.render.page.figures import (
+    Column,
+    Record,
+    columns,
+    figure,
+    is_nonfinite,
+    plain,
+    rows,
+    shape,
+    way,
+)
 from qtool.render.page.svg import inline
 
 _ROWS = 20  # of the table behind a histogram
@@ -108,7 +118,10 @@ def _card(place: int, picture: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
         "histogram": inline(
-            plots.histogram(picture), f"h{place}", f"Histogram of {name}", f"{words}. {_grid(picture)}"
+            plots.histogram(picture),
+            f"h{place}",
+            f"Histogram of {name}",
+            f"{words}. {_grid(picture)}",
         ),
         "words": words,
         "grid": _grid(picture),
@@ -132,10 +145,9 @@ def _grid(picture: Mapping[str, Any]) -> str:
     grid = picture["grid"]
     if grid is None:
         return ""
-    return (
-        f"{_LINES[plots.grid_style(picture)]} of the {grid['levels']} codes at the median scale, {grid['scale']:.4g}: "
-        f"from {grid['low']:.4g} to {grid['high']:.4g}."
-    )
+    lines = f"{_LINES[plots.grid_style(picture)]} of the {grid['levels']} codes"
+    limits = f"from {grid['low']:.4g} to {grid['high']:.4g}"
+    return f"{lines} at the median scale, {grid['scale']:.4g}: {limits}."
 
 
 def _bins(found: Mapping[str, Any]) -> list[tuple[str, str, int]]:

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from qtool.render.page import facts, plots
-from qtool.render.page.figures import rows
+from qtool.render.page.figures import plain, rows
 
 _COLUMNS = 2  # worst tensors that are drawn
 _MOST = 40  # characters of a tensor's name
@@ -30,7 +30,7 @@ def _figure(report: Mapping[str, Any], pictures: Sequence[Mapping[str, Any]]) ->
     heights = [96, 56 + 24 * max(len(records), 1) if named else 280]
     heights += [240] * (1 + any(p["heat"] for p in pictures)) if pictures else []
     figure = plots.new_figure(1000, sum(heights) + 24)
-    figure.get_layout_engine().set(rect=(0.012, 0.012, 0.976, 0.976))
+    figure.set_layout_engine("constrained", rect=(0.012, 0.012, 0.976, 0.976))
     figure.patch.set_visible(True)
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     _headline(parts[0], report)
@@ -53,7 +53,7 @@ def _figure(report: Mapping[str, Any], pictures: Sequence[Mapping[str, Any]]) ->
 def _picture(place: Any, picture: Mapping[str, Any], what: str) -> None:
     if not picture[what]:
         return
-    name = facts.plain(picture["name"])
+    name = plain(picture["name"])
     name = name if len(name) <= _MOST else "…" + name[1 - _MOST :]
     if what == "histogram":
         plots.draw_histogram(place, picture)

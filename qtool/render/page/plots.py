@@ -39,7 +39,7 @@ logging.getLogger("matplotlib").setLevel(logging.ERROR)  # that it builds its li
 def style(font: float = 12) -> Iterator[None]:
     """How everything is drawn: text as text, never as formulas, and the same bytes every time."""
     ink, muted, line = (COLORS[name] for name in ("ink", "muted", "line"))
-    options = {
+    options: Any = {  # matplotlib types the names one by one
         "axes.edgecolor": line, "axes.labelcolor": muted, "axes.labelsize": font,
         "axes.facecolor": "none",
         "axes.spines.right": False, "axes.spines.top": False, "axes.titlecolor": ink,
@@ -81,7 +81,7 @@ def draw_names(axes: Axes, records: Sequence[Record], characters: int) -> None:
     """A bar for each tensor, with its name."""
     errors = [_error(record) for record in records]
     names = [text.plain for text in short_names([plain(r["name"]) for r in records], characters)]
-    places = np.arange(len(records))
+    places = range(len(records))
     axes.barh(places, np.nan_to_num(errors), height=0.62, color=COLORS["bar"])
     top = max([e for e in errors if not math.isnan(e)], default=0.0) or 1.0
     for place, error, record in zip(places, errors, records, strict=True):

@@ -14,7 +14,10 @@ from qtool.render.page.plots import COLORS, style
 _FAMILY = re.compile(r"(font: [^;']*)'[^;]*")
 _COLOR = re.compile("|".join(COLORS.values()))
 _VARIABLES = {color: f"var(--{name})" for name, color in COLORS.items()}
-_DROPPED = {"metadata", "style"}  # the style is for `*`, and would be the whole page's: see page.css
+_DROPPED = {
+    "metadata",
+    "style",
+}  # the style is for `*`, and would be the whole page's: see page.css
 
 
 def inline(figure: Figure, key: str, title: str, description: str) -> Markup:
