@@ -26,7 +26,7 @@ def histogram_bins() -> int:
 def plotted(result: dict[str, Any], *, every: bool) -> None:
     """A histogram of each tensor with values; unless every, of those with the largest peaks."""
     console = stream(err=False)
-    print_line(console, headline(result))
+    print_line(console, f"{headline(result)}; counts on a square-root scale")
     rows = [row for row in result["tensors"] if row["stats"] and row["stats"]["histogram"]]
     shown = rows
     if not every and len(rows) > MOST:
@@ -83,4 +83,4 @@ def _count(value: float) -> str:
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if value >= unit:
             return f"{value / (1e3 if name == 'k' else unit):.3g}{name}"
-    return f"{value:.3g}" if value < 10 else f"{value:.0f}"
+    return f"{value:.1f}".removesuffix(".0") if value < 10 else f"{value:.0f}"

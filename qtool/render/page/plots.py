@@ -25,7 +25,7 @@ COLORS = {
     "muted": "#566270",
     "line": "#dce2e9",
     "bar": "#2a78b8",
-    "hot": "#b84a14",
+    "hot": "#a53f0e",
 }
 HEAT = "viridis"  # light and dark themes show both of its ends
 NAMED = 30  # tensors up to which the chart of layers has their names
