@@ -12,6 +12,9 @@ from command import ok
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from qtool.jobs.pictures import pictures
+from qtool.jobs.progress import Silent
+
 VOID = {"meta", "link", "input", "wbr", "br", "img"}
 # What would run, load or break out if a name got into a page, a picture or a cell as it is.
 HOSTILE = [
@@ -105,3 +108,19 @@ class Page(HTMLParser):
             for t, a, text in self.elements
             if t == tag and all(a.get(k.rstrip("_")) == v for k, v in attributes.items())
         ]
+
+
+def data(path: Path) -> Any:
+    """A report."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def html(report: Path, *options: str | Path) -> Page:
+    """The page of a report."""
+    return Page(ok("report", report, "-o", "-", *options).out.decode())
+
+
+def drawn(report: Path, **files: Path | None) -> dict[str, Any]:
+    """What is drawn of a report's tensors."""
+    given = {"original": None, "quantized": None} | files
+    return pictures(data(report), report.parent, progress=Silent(), **given)  # type: ignore[arg-type]

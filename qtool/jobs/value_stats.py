@@ -29,7 +29,7 @@ def figures_of(values: NDArray[Any], bins: int = BINS) -> dict[str, Any]:
     figures: dict[str, Any] = {"nan_count": nan, "inf_count": inf, "zero_count": zeros}
     if not count:
         return figures | dict.fromkeys(("min", "max", "rms", "outlier_ratio", "histogram"))
-    absmax = max(-low, high)
+    absmax = max(abs(low), abs(high))
     squares = 0.0
     histogram = np.zeros(bins, np.int64)
     for piece in pieces:

@@ -36,4 +36,6 @@ def _cell(value: object) -> str:
 
 def _text(value: str) -> str:
     """A text that no spreadsheet takes for a formula (OWASP, CSV injection)."""
-    return "'" + plain(value) if value.lstrip(" ").startswith(_FORMULA) else plain(value)
+    shown = plain(value)
+    is_formula = any(text.lstrip(" ").startswith(_FORMULA) for text in (value, shown))
+    return "'" + shown if is_formula else shown
