@@ -17,6 +17,8 @@ import pytest
 from command import leftovers, ok, process, refused
 from pages import HOSTILE, Page, data, edited, grown, html, quantized, weights
 
+from qtool.report.figures import FIGURES
+
 ROOT = Path(__file__).parents[1]
 DIGITS = ROOT / "examples" / "digits.safetensors"
 
@@ -113,7 +115,7 @@ def test_names_are_text_wherever_they_stand(tmp_path: Path) -> None:
         edited(
             named, "hostile.json", gates=[gate], warnings=HOSTILE, recipe="\n".join(HOSTILE),
             command=HOSTILE[0], settings={name: name for name in HOSTILE},
-            tool={"name": HOSTILE[0], "version": HOSTILE[1], "libraries": {HOSTILE[2]: HOSTILE[2]}},
+            tool={"name": "qtool", "version": HOSTILE[1], "libraries": {HOSTILE[2]: HOSTILE[2]}},
             skipped=[{"name": name, "reason": name} for name in HOSTILE],
         )
     )  # fmt: skip
@@ -143,15 +145,16 @@ def test_any_number_of_tensors(count: int, report: Path) -> None:
 @pytest.mark.parametrize("kind", ["html", "png", "md", "csv"])
 def test_whatever_is_missing_null_or_odd_is_a_dash(kind: str, report: Path) -> None:
     found = data(report)
+    head = {"tool": {"name": "qtool"}, "report_version": 1}
     bare = {"tensors": [{"name": "w"}], "totals": {}}
     nulls = found | {"tensors": [dict.fromkeys(r) | {"name": r["name"]} for r in found["tensors"]]}
-    odd: dict[str, Any] = {key: ["x", {"y": 1}] for key in found["tensors"][0]}
+    odd: dict[str, Any] = {key: ["x", {"y": 1}] for key in found["tensors"][0].keys() - FIGURES}
     odd |= {"name": "w", "new": {"deep": [None]}}
     odds = [dict.fromkeys(found, other) | {"tensors": [odd], "totals": odd}
             for other in ([1], {"a": 1}, "x", 1e300, None, True)]  # fmt: skip
     for changed in (bare, nulls, *odds):
         path = report.with_name("odd.json")
-        path.write_text(json.dumps(changed), encoding="utf-8")
+        path.write_text(json.dumps(changed | head), encoding="utf-8")
         ok("report", path, "-o", "-", "--to", kind, "-q")
 
 
@@ -182,18 +185,21 @@ def test_gates_warnings_recipe_hashes_and_skipped_are_shown(report: Path) -> Non
             "failed": [failed | {"tensor": None, "reason": "non-finite values", "limit": None}],
         },
     ]  # fmt: skip
+    strict = {"passed": False, "failed": [{"tensor": None, "reason": "nothing matched"}]}
     changed = edited(
-        report, "more.json", gates=gates, warnings=["mind this"], recipe='dtype = "int4"\n',
+        report, "more.json", gates=gates, strict=strict, warnings=["mind this"],
+        recipe='dtype = "int4"\n',
         skipped=[{"name": "c", "reason": "rank below 2"}],
         source=data(report)["source"] | {"files": [{"name": "f", "bytes": 1, "sha256": "ab12"}]},
     )  # fmt: skip
     page, text = html(changed), ok("report", changed, "-o", "-", "--to", "md").out.decode()
-    assert page.all("strong") == ["Failed", "Passed", "Failed"]
+    assert page.all("strong") == ["Failed", "Passed", "Failed", "Failed"]
     items = page.all("li")
     for line in (
         "a.0.weight: sqnr_db = 12.3457 (sqnr_db < 20)",
         "b: no mse, empty",
-        "totals: sqnr_db = 12.3457 (non-finite values)",
+        "all tensors: sqnr_db = 12.3457 (non-finite values)",
+        "all tensors: nothing matched",
         "mind this",
         "c",
     ):
@@ -264,17 +270,17 @@ def test_what_is_no_report_is_refused(content: bytes, tmp_path: Path) -> None:
     path.write_bytes(content)
     for kind in ("html", "csv"):
         line = refused("report", path, "-o", "-", "--to", kind)
-        assert line == f"{path}: is no qtool report; give a report that qtool wrote"
-    line = refused("report", "-", stdin=content)
-    assert line == "standard input: is no qtool report; give a report that qtool wrote"
+        assert line.startswith(f"{path}: ")
+        assert line.endswith("; give a report that qtool has written")
+    assert refused("report", "-", stdin=content) == line.replace(str(path), "standard input")
 
 
 def test_a_file_of_weights_or_none_is_refused(tmp_path: Path) -> None:
-    assert "is no qtool report" in refused("report", DIGITS, "-o", tmp_path / "page.html")
+    assert "is no JSON object" in refused("report", DIGITS, "-o", tmp_path / "page.html")
     missing = tmp_path / "none.json"
     line = refused("report", missing)
-    assert line == f"{missing}: cannot be read: No such file or directory"
-    assert "cannot be read: Is a directory" in refused("report", tmp_path, "-o", "-")
+    assert line.startswith(f"{missing}: cannot be read (No such file or directory)")
+    assert "cannot be read (Is a directory)" in refused("report", tmp_path, "-o", "-")
 
 
 @pytest.mark.parametrize("library", ["matplotlib", "jinja2"])
@@ -289,3 +295,19 @@ def test_without_the_extra_there_are_still_text_and_table(library: str, report: 
     line = f"qtool: .html: needs {library}; install it: pip install 'qtool[report]'\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", line)
     assert run("md").returncode == run("csv").returncode == 0
+
+
+def test_a_plan_has_sizes_and_no_pictures(tmp_path: Path) -> None:
+    options = ("--dtype", "int4", "--dry-run", "--json", "-o", tmp_path / "q.safetensors")
+    plan = tmp_path / "plan.json"
+    plan.write_bytes(ok("quantize", DIGITS, *options).out)
+    done = ok("report", plan, "-o", "-")
+    page = Page(done.out.decode())
+    assert "warning" not in done.err
+    assert page.all("h2") == ["Totals", "All tensors", "Left alone", "How it was done"]
+    assert page.all("p", class_="lead")[0].startswith(
+        "A plan; nothing was written. 3 quantized tensors: int4 axis 0. 69.4 kB would become "
+    )
+    heads = list(page.all("button"))
+    assert heads == ["#", "tensor", "type", "shape", "bits", "before", "after"]
+    assert ok("report", plan, "-o", "-", "--to", "png", "-q").out.startswith(b"\x89PNG")

@@ -41,8 +41,11 @@ def pictures(
     """Pictures of the worst tensors, and notes on what is missing for them and why.
 
     folder: the report's own, where its files are looked for too. original, quantized: the files,
-    where they are not those that the report names. Raises QtoolError where one of these is none.
+    where they are not those that the report names. A plan has nothing to draw. Raises QtoolError
+    where one of these is none.
     """
+    if report.get("dry_run"):
+        return {"tensors": [], "notes": []}
     notes: list[str] = []
     found: list[dict[str, Any]] = []
     with ExitStack() as stack:

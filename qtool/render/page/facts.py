@@ -40,11 +40,14 @@ def lead(report: Record) -> str:
     kinds = Counter(map(way, records)).most_common()
     how = ", ".join(f"{count} {name}" if len(kinds) > 1 else name for name, count in kinds[:4])
     more = f" and {len(kinds) - 4} more kinds" if len(kinds) > 4 else ""
+    is_plan = report.get("dry_run") is True
     words = f"{many(len(records), 'quantized tensor')}" + (f": {how}{more}." if how else ".")
+    words = f"A plan; nothing was written. {words}" if is_plan else words
     totals = mapping(report, "totals")
     before, after = (figure(totals, f"file_bytes_{when}") for when in ("before", "after"))
     if before and after:
-        words += f" {nbytes(before)} became {nbytes(after)}{_ratio(before, after)}."
+        became = "would become" if is_plan else "became"
+        words += f" {nbytes(before)} {became} {nbytes(after)}{_ratio(before, after)}."
     return words
 
 
@@ -125,6 +128,7 @@ def totals(report: Record) -> list[tuple[str, str, str]]:
     given = [(label, figure(found, key), spec, unit) for label, key, spec, unit in extra]
     facts += [(label, number(v, spec, unit), "") for label, v, spec, unit in given if v is not None]
     specials = [(key, figure(found, f"{key}_count")) for key in ("nan", "inf")]
+    facts = [fact for fact in facts if fact[1] != "-"]
     return facts + [
         (f"{key.upper()} values", f"{count:.0f}", "") for key, count in specials if count
     ]
@@ -155,7 +159,10 @@ def skipped(report: Record) -> list[tuple[str, list[str]]]:
 
 
 def gates(report: Record) -> list[dict[str, Any]]:
-    """Every expression: whether it passed, and lines on what failed or has no figure."""
+    """Every expression, and --strict: whether it passed, and lines on what failed or has no
+    figure."""
+    strict = mapping(report, "strict")
+    asked = [{"expression": "--strict", **strict}] if strict else []
     return [
         {
             "expression": plain(gate.get("expression")),
@@ -166,7 +173,7 @@ def gates(report: Record) -> list[dict[str, Any]]:
                 for entry in rows(gate, "undefined")
             ],
         }
-        for gate in rows(report, "gates")
+        for gate in [*rows(report, "gates"), *asked]
     ]
 
 
@@ -174,8 +181,12 @@ def _failures(gate: Mapping[str, Any]) -> Iterator[str]:
     for entry in rows(gate, "failed"):
         found = mapping(entry, "figures").items()
         figures = ", ".join(f"{plain(k)} = {_short(v)}" for k, v in found)
-        why = [plain(entry[key]) for key in ("limit", "reason") if entry.get(key)]
-        yield f"{_of(entry)}: {figures}" + (f" ({'; '.join(why)})" if why else "")
+        why = "; ".join(plain(entry[key]) for key in ("limit", "reason") if entry.get(key))
+        yield (
+            f"{_of(entry)}: {figures} ({why})"
+            if figures and why
+            else f"{_of(entry)}: {figures or why}"
+        )
 
 
 def _short(value: object) -> str:
@@ -183,7 +194,7 @@ def _short(value: object) -> str:
 
 
 def _of(entry: Record) -> str:
-    return plain(entry.get("tensor") or "totals")
+    return plain(entry.get("tensor") or "all tensors")
 
 
 def warnings(report: Record) -> list[str]:

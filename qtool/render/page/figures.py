@@ -110,7 +110,7 @@ def _bytes(title: str, key: str) -> Column:
 
 
 def columns(records: Sequence[Record]) -> list[Column]:
-    """The columns of figures; those that only some reports have where there is one."""
+    """The columns of figures that there are; a plan has no errors."""
     weighted = [
         Column(
             "weighted SQNR, dB",
@@ -120,7 +120,7 @@ def columns(records: Sequence[Record]) -> list[Column]:
     ]
     outputs = [_number("output error", "output_error", ".4f")]
     has = {key: any(r.get(key) is not None for r in records) for key in ("importance", "rounding")}
-    return [
+    found = [
         Column("SQNR, dB", sqnr, lambda r: _ranked(r, "sqnr_db")),
         *(weighted if has["importance"] else ()),
         _number("relative error", "relative_error", ".4f"),
@@ -135,6 +135,7 @@ def columns(records: Sequence[Record]) -> list[Column]:
         _bytes("before", "bytes_before"),
         _bytes("after", "bytes_after"),
     ]
+    return [c for c in found if not records or any(c.text(r) != "-" for r in records)]
 
 
 def _ranked(record: Record, key: str) -> float | None:

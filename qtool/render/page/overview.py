@@ -35,9 +35,9 @@ def _figure(report: Mapping[str, Any], pictures: Sequence[Mapping[str, Any]]) ->
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     _headline(parts[0], report)
     axes = parts[1].subplots()
-    if not records:
+    if not plots.has_errors(records):
         axes.set_axis_off()
-        axes.text(0.5, 0.5, "no tensor was quantized", ha="center", color=plots.COLORS["muted"])
+        axes.text(0.5, 0.5, "no errors of tensors", ha="center", color=plots.COLORS["muted"])
     elif named:
         plots.draw_names(axes, records, 48)
     else:

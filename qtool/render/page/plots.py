@@ -65,7 +65,7 @@ def new_figure(width: float, height: float) -> Figure:
 def layers(report: Record, width: str) -> Figure | None:
     """Relative errors in model order. width: "wide" or "narrow"."""
     records = rows(report, "tensors")
-    if not records:
+    if not has_errors(records):
         return None
     extent = {"wide": 1000, "narrow": 340}[width]
     if len(records) <= NAMED:  # for a line of text each
@@ -75,6 +75,11 @@ def layers(report: Record, width: str) -> Figure | None:
         made = new_figure(extent, 280)
         draw_order(made.add_subplot(), records, BARS[width])
     return made
+
+
+def has_errors(records: Sequence[Record]) -> bool:
+    """Whether there is anything to draw; a plan has no errors."""
+    return any(not math.isnan(_error(r)) or is_nonfinite(r) for r in records)
 
 
 def draw_names(axes: Axes, records: Sequence[Record], characters: int) -> None:
