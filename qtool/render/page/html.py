@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from qtool.render.page import facts, plots
+from qtool.render.page import facts, layers, plots
 from qtool.render.page.figures import (
     Column,
     Record,
@@ -53,8 +53,8 @@ def document(report: Mapping[str, Any], pictures: Mapping[str, Any]) -> bytes:
         report=report,
         title=facts.title(report),
         charts=charts,
-        is_grouped=len(records) > min(plots.BARS.values()),
-        has_crosses=len(records) > plots.NAMED and any(map(is_nonfinite, records)),
+        is_grouped=len(records) > min(layers.BARS.values()),
+        has_crosses=len(records) > layers.NAMED and any(map(is_nonfinite, records)),
         cards=cards,
         notes=[plain(note) for note in pictures["notes"]],
         columns=found,
@@ -101,7 +101,7 @@ def _layers(report: Record) -> dict[str, Markup]:
     """The chart of layers, for wide and for narrow windows."""
     title = "Relative error by tensor in model order"
     words = "A bar for each tensor. The figures are in the table of tensors."
-    drawn = {width: plots.layers(report, width) for width in ("wide", "narrow")}
+    drawn = {width: layers.layers(report, width) for width in ("wide", "narrow")}
     return {
         width: inline(chart, f"layers-{width}", title, words)
         for width, chart in drawn.items()

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from qtool.render.page import facts, plots
+from qtool.render.page import facts, layers, plots
 from qtool.render.page.figures import plain, rows
 
 _COLUMNS = 2  # worst tensors that are drawn
@@ -26,7 +26,7 @@ def document(report: Mapping[str, Any], pictures: Mapping[str, Any]) -> bytes:
 
 def _figure(report: Mapping[str, Any], pictures: Sequence[Mapping[str, Any]]) -> Figure:
     records = rows(report, "tensors")
-    named = len(records) <= plots.NAMED
+    named = len(records) <= layers.NAMED
     heights = [96, 56 + 24 * max(len(records), 1) if named else 280]
     heights += [240] * (1 + any(p["heat"] for p in pictures)) if pictures else []
     figure = plots.new_figure(1000, sum(heights) + 24)
@@ -35,13 +35,13 @@ def _figure(report: Mapping[str, Any], pictures: Sequence[Mapping[str, Any]]) ->
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     _headline(parts[0], report)
     axes = parts[1].subplots()
-    if not plots.has_errors(records):
+    if not layers.has_errors(records):
         axes.set_axis_off()
         axes.text(0.5, 0.5, "no errors of tensors", ha="center", color=plots.COLORS["muted"])
     elif named:
-        plots.draw_names(axes, records, 48)
+        layers.draw_names(axes, records, 48)
     else:
-        plots.draw_order(axes, records, plots.BARS["wide"])
+        layers.draw_order(axes, records, layers.BARS["wide"])
     for part, what in zip(parts[2:], ("histogram", "heat"), strict=False):
         for place, picture in zip(
             part.subfigures(1, _COLUMNS, squeeze=False)[0], pictures, strict=False
