@@ -1,4 +1,4 @@
-"""Style, histograms and heat maps of a page, drawn with matplotlib's objects: no pyplot, no window, no global state."""
+"""Style, histograms and heat maps: matplotlib's objects, without pyplot or a window."""
 
 from __future__ import annotations
 
