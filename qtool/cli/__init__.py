@@ -19,6 +19,7 @@ from qtool.cli import (
     presets,
     quantize,
     recipe,
+    report,
 )
 from qtool.cli.exits import process
 from qtool.cli.options import FLAG
@@ -39,8 +40,9 @@ app.command(cls=Command, epilog=dequantize.EXAMPLE)(dequantize.dequantize)
 app.command(cls=Command, epilog=finish.EXAMPLE)(finish.finish)
 app.command(cls=Command, epilog=calibrate.EXAMPLE)(calibrate.calibrate)
 app.command(cls=Command, epilog=capture.EXAMPLE)(capture.capture)
-app.command(cls=Command, epilog=compare.EXAMPLE)(compare.compare)
 app.command(cls=Command, epilog=inspect.EXAMPLE)(inspect.inspect)
+app.command(cls=Command, epilog=compare.EXAMPLE)(compare.compare)
+app.command(cls=Command, epilog=report.EXAMPLE)(report.report)
 app.command(cls=Command, epilog=dtypes.EXAMPLE)(dtypes.dtypes)
 app.command(cls=Command, epilog=recipe.EXAMPLE)(recipe.recipe)
 app.command(cls=Command, epilog=presets.EXAMPLE)(presets.presets)

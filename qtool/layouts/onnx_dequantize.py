@@ -29,6 +29,9 @@ from qtool.layouts.reordered import Memory
 from qtool.spec import Granularity, Shape, Writer
 from qtool.tensor import Codes
 
+# Stores the values of the codes of a tensor, given its name.
+Restore = Callable[[Codes, Writer, str], None]
+
 # The first opset whose Cast takes bfloat16.
 _CAST_BFLOAT16 = 13
 
@@ -88,9 +91,7 @@ class OnnxDequantized:
         labels = {label for one in found for label in one.inputs if label} | self._nbits.replaced
         self._remove_unused(labels, {dequantizer.place for dequantizer in inner})
 
-    def write(
-        self, path: Path, *, external_data: bool, restore: Callable[[Codes, Writer, str], None]
-    ) -> None:
+    def write(self, path: Path, *, external_data: bool, restore: Restore) -> None:
         """Write the model, once; see ModelWriter for external_data and errors.
 
         restore: stores the values of the codes of a tensor, given its name.
@@ -99,13 +100,34 @@ class OnnxDequantized:
         with ModelWriter(
             path, self._model, made, source=self._source, external_data=external_data
         ) as writer:
-            for name, (_, found) in self._made.items():
-                with found.codes() as codes, writer.writing(name) as write:
-                    restore(codes, write, name)
             memory = Memory(path.resolve().parent)
-            for name, weight in self._nbits.weights.items():
-                with weight.reading(self._source) as codes, writer.writing(name) as write:
-                    restore(codes, self._nbits.through(name, write, memory), name)
+            for name in made:
+                with writer.writing(name) as write:
+                    if name in self._made:
+                        self._restore(name, write, restore)
+                    else:
+                        self._restore(name, self._nbits.through(name, write, memory), restore)
+
+    def restore(
+        self, name: str, write: Writer, restore: Restore, folder: Path, *, by_rows: bool = False
+    ) -> None:
+        """Store the values of one of the folded alone.
+
+        folder: see Memory. by_rows: those of MatMulNBits as [N, K].
+        """
+        key = next((key for key, read in self._nbits.read_as.items() if read == name), name)
+        if key not in self._made:
+            write = self._nbits.through(key, write, Memory(folder), by_rows=by_rows)
+        self._restore(key, write, restore)
+
+    def _restore(self, name: str, write: Writer, restore: Restore) -> None:
+        reading = (
+            self._made[name][1].codes()
+            if name in self._made
+            else self._nbits.weights[name].reading(self._source)
+        )
+        with reading as codes:
+            restore(codes, write, name)
 
     def _gives_scales(self, inner: Dequantizer, found: Sequence[Dequantizer]) -> bool:
         """Whether a node's result is read as the scale of other nodes that are folded alone."""

@@ -6,6 +6,7 @@ from qtool.render.bar import progress
 from qtool.render.calibration import calibrated, captured
 from qtool.render.compare import compared
 from qtool.render.gates import gates
+from qtool.render.histogram import histogram_bins, plotted
 from qtool.render.listing import dtypes, inspected, presets
 from qtool.render.planned import planned
 from qtool.render.report import dequantized, summary, warnings
@@ -17,8 +18,10 @@ __all__ = [
     "dequantized",
     "dtypes",
     "gates",
+    "histogram_bins",
     "inspected",
     "planned",
+    "plotted",
     "presets",
     "progress",
     "summary",

@@ -30,7 +30,7 @@ _WIDE = 110  # columns of a terminal from which on `inspect --stats` shows shape
 def inspected(result: dict[str, Any]) -> None:
     """The table of `inspect`, on standard output."""
     console = stream(err=False)
-    print_line(console, _headline(result))
+    print_line(console, headline(result))
     has_stats = any("stats" in row for row in result["tensors"])
     wide = console.width >= _WIDE or not has_stats
     columns = ["size"] if wide else []
@@ -47,7 +47,8 @@ def inspected(result: dict[str, Any]) -> None:
         print_line(console, line)
 
 
-def _headline(result: dict[str, Any]) -> str:
+def headline(result: dict[str, Any]) -> str:
+    """What a file is, in a line."""
     totals = result["totals"]
     words = [
         f"{safe(result['name'])}: {result['container']}",
