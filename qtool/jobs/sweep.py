@@ -20,6 +20,7 @@ from qtool.jobs.outcomes import Outcome
 from qtool.jobs.progress import Part, Progress, Silent
 from qtool.jobs.tensors import Job
 from qtool.layouts import Layout, nbits
+from qtool.layouts.provenance import Provenance
 from qtool.plan import Planned
 from qtool.recipe import Recipe, words
 
@@ -113,7 +114,8 @@ class Sweep:
         """Bytes that `qtool quantize` would write."""
         command, source = trial.command, self._source
         if isinstance(source, CheckpointSource):
-            works = quantize_folder.works_of(command, source, trial.plan, trial.layout)
+            made_by = Provenance(recipes.text_of(trial.recipe))
+            works = quantize_folder.works_of(command, source, trial.plan, trial.layout, made_by)
             return quantize_folder.bytes_of(source, works)
         path = Path(f"{source.path.stem}.{command.tag}.{self._container}")
         return self._job(trial, Silent()).nbytes(path, self._container, external_data=False)
@@ -122,6 +124,7 @@ class Sweep:
         return Job(
             self._readable, trial.plan, None, trial.layout, progress, trial.command.threads,
             graph=trial.command.graph, importance=trial.command.importance,
+            provenance=Provenance(recipes.text_of(trial.recipe)),
         )  # fmt: skip
 
     def _reason(self, error: QtoolError) -> str:
