@@ -145,7 +145,7 @@ def test_the_report_covers_all_shards(folder: Path, tmp_path: Path) -> None:
     jsonschema.validate(report, SCHEMA)
     assert strict((tmp_path / "q.report.json").read_text()) == report
     assert report["source"] == {
-        "name": str(folder), "container": "checkpoint", "tensors": 10,
+        "name": str(folder), "container": "checkpoint", "tensors": 10, "files": None,
         "bytes": sum((folder / name).stat().st_size for name in NAMES),
     }  # fmt: skip
     assert report["output"]["container"] == "checkpoint"
