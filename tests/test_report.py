@@ -534,11 +534,11 @@ def test_the_first_tensor_with_the_largest_error_is_named() -> None:
         record = tensor_record(info, tensor.outcome.describe(), tensor.stats, 9)
         parts.append((record, tensor.stats))
     files = {"name": "x", "container": "npz", "bytes": 1}
-    report = build("quantize", files, files, {}, parts, [("e", "excluded")], ["careful"], 0.5)
+    report = build("quantize", files, files, {}, "", parts, [("e", "excluded")], ["careful"], 0.5)
     assert report["totals"]["max_abs_error_tensor"] == "b"
     assert report["skipped"] == [{"name": "e", "reason": "excluded"}]
     assert (report["warnings"], report["seconds"]) == (["careful"], 0.5)
-    nothing = build("quantize", files, files, {}, parts[:1], [], [], 0.0)
+    nothing = build("quantize", files, files, {}, "", parts[:1], [], [], 0.0)
     assert nothing["totals"]["max_abs_error_tensor"] is None
 
 

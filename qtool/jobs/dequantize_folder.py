@@ -62,7 +62,7 @@ def dequantize_folder(
         described = read_metadata(source)
         key = fingerprint.of_words([json.dumps(settings).encode()])
         run = Run(
-            "dequantize", __version__, str(src), str(Path(src).absolute()), settings,
+            "dequantize", __version__, str(src), str(Path(src).absolute()), settings, "",
             dict.fromkeys(source.shards, key), [],
             folder.without(described.layout, described.tensors),
         )  # fmt: skip

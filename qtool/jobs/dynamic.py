@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 
 from qtool.dtypes import DTypeLike, resolve_target
@@ -14,7 +15,7 @@ from qtool.jobs.integer_graph import IntegerGraph
 from qtool.jobs.progress import Progress, Silent
 from qtool.jobs.quantize import run
 from qtool.jobs.terms import Terms
-from qtool.recipe import Recipe
+from qtool.recipe import effective
 from qtool.report import Report
 
 
@@ -64,11 +65,12 @@ def dynamic_file(
     words = {"dtype": target.name} | (
         {"scale_dtype": "float32"} if graph else {"semantics": "dynamic"}
     )
-    options = {
-        "source_dtype": source_dtype, "to": to, "external_data": external_data,
-        "requantize": requantize, "allow_empty": allow_empty,
-    }  # fmt: skip
-    recipe = Recipe(words, (), tuple(include), tuple(exclude), options, all_ranks=not graph)
+    recipe = effective(
+        include=include, exclude=exclude, source_dtype=source_dtype, to=to,
+        external_data=external_data, requantize=requantize, allow_empty=allow_empty, graph=graph,
+        per_tensor=per_tensor, **words,
+    )  # fmt: skip
+    recipe = replace(recipe, all_ranks=not graph)
     recipe.check(typed_later=False)
     if target.name not in ("int8", "uint8"):
         raise UsageError("--dtype", f"{target} has no MatMulInteger", "use int8 or uint8")

@@ -28,9 +28,9 @@ from qtool.layouts.stored import Stored
 class Run:
     """What a folder is built from, as plain data, so that another process can finish it.
 
-    source: as the user calls it. path: the same, absolute. settings: for the report. keys: of each
-    shard, see Place. documents: by name, what JSON files are to say besides; None: nothing at all
-    (a whole file, or one entry of config.json).
+    source: as the user calls it. path: the same, absolute. settings, recipe: for the report. keys:
+    of each shard, see Place. documents: by name, what JSON files are to say besides; None: nothing
+    at all (a whole file, or one entry of config.json).
     """
 
     command: str
@@ -38,6 +38,7 @@ class Run:
     source: str
     path: str
     settings: dict[str, Any]
+    recipe: str
     keys: dict[str, str]
     warnings: list[str]
     documents: dict[str, dict[str, Any] | None]

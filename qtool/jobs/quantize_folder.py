@@ -16,7 +16,7 @@ from qtool.formats import Source
 from qtool.formats.carried import others
 from qtool.formats.checkpoint import CONFIG, CheckpointSource
 from qtool.formats.folders import Partial
-from qtool.jobs import folder, fusing, planning, screening, streams, terms
+from qtool.jobs import folder, fusing, planning, recipes, screening, streams, terms
 from qtool.jobs.command import Command
 from qtool.jobs.folder import Run
 from qtool.jobs.mixing import Mixture, mixed
@@ -27,6 +27,7 @@ from qtool.jobs.shards import Record
 from qtool.jobs.terms import Terms
 from qtool.layouts import Layout
 from qtool.layouts.dequantized import DequantizedSource
+from qtool.layouts.provenance import Provenance
 from qtool.layouts.stored import Stored
 from qtool.plan import Planned
 from qtool.report import Report
@@ -46,7 +47,8 @@ def quantize_folder(command: Command) -> Report:
         places = _Places.of(command, partial)
         spelled, readable, mixture = _planned(command, source)
         places.keeping.keep(mixture.recipe)
-        works = _works(command, source, mixture.plan, spelled)
+        made_by = Provenance(recipes.text_of(mixture.recipe))
+        works = _works(command, source, mixture.plan, spelled, made_by)
         if command.dry_run:
             made = _dry(command, source, partial, works, mixture, readable, places, started)
             streams.write_report(made, places.report if command.report_to else None)
@@ -56,7 +58,7 @@ def quantize_folder(command: Command) -> Report:
         settings = choices(mixture.recipe, command.given, mixture.said, command.second_order)
         run = Run(
             command.name, __version__, str(command.src), str(Path(command.src).absolute()),
-            settings, {name: work.key(settings) for name, work in works.items()},
+            settings, made_by.recipe, {name: work.key(settings) for name, work in works.items()},
             _warnings(command, source, mixture, readable),
             _documents(mixture.plan, spelled, readable),
         )  # fmt: skip
@@ -156,6 +158,7 @@ def _dry(
         {"name": str(partial.dst), "container": "checkpoint", "bytes": nbytes,
          "external_data": None},
         choices(mixture.recipe, command.given, mixture.said, command.second_order),
+        recipes.text_of(mixture.recipe),
         planning.records(mixture.plan),
         planning.skipped(mixture.plan),
         [*places.warnings, *_warnings(command, source, mixture, readable)],
@@ -187,6 +190,7 @@ def report_of(
         source | {"tensors": len(tensors) + len(skipped)},
         output,
         run.settings,
+        run.recipe,
         tensors,
         skipped,
         run.warnings + screening.nonfinite_warnings(stats for _, stats in tensors),
@@ -196,7 +200,11 @@ def report_of(
 
 
 def _works(
-    command: Command, source: CheckpointSource, plan: Sequence[Planned], layout: Layout
+    command: Command,
+    source: CheckpointSource,
+    plan: Sequence[Planned],
+    layout: Layout,
+    made_by: Provenance,
 ) -> dict[str, QuantizeShard]:
     """The work on each shard, but for what its tensors share with those of others."""
     planned = {p.info.name: replace(p, parts=()) for p in plan}
@@ -207,7 +215,7 @@ def _works(
         own = tuple(planned[name] for name in names)
         part = None if command.given is None else command.given.part(names)
         works[name] = QuantizeShard(
-            own, layout.name, part, {}, command.second_order, command.importance
+            own, layout.name, part, {}, made_by, command.second_order, command.importance
         )
     return works
 

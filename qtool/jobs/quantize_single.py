@@ -11,13 +11,14 @@ from typing import Any
 from qtool import report
 from qtool.errors import OutputError, UsageError
 from qtool.formats import Source
-from qtool.jobs import planning, screening, streams, terms
+from qtool.jobs import planning, recipes, screening, streams, terms
 from qtool.jobs.command import Command
 from qtool.jobs.mixing import Mixture, mixed
 from qtool.jobs.recipes import Keeping
 from qtool.jobs.settings import settings
 from qtool.jobs.tensors import Job
 from qtool.layouts import native
+from qtool.layouts.provenance import Provenance
 from qtool.report import Report
 
 
@@ -142,6 +143,7 @@ class _Work:
             },
             "output": output,
             "settings": settings(recipe, command.given, self.mixture.said, second_order) | own,
+            "recipe": recipes.text_of(recipe),
             "seconds": time.perf_counter() - self.started,
         }
 
@@ -181,5 +183,6 @@ def _prepared(command: Command, source: Source, places: _Places, started: float)
     job = Job(
         readable, plan, command.given, spelled, command.progress, command.threads,
         graph=command.graph, second_order=command.second_order, importance=command.importance,
+        provenance=Provenance(recipes.text_of(mixture.recipe)),
     )  # fmt: skip
     return _Work(command, source, readable, places, mixture, job, started)

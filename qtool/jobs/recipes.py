@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from qtool.errors import OutputError, UsageError
 from qtool.formats import files
@@ -40,6 +43,15 @@ def asked(**options: Any) -> Recipe:
 def recipe_text(**options: Any) -> str:
     """asked() as TOML, which the option --recipe reads."""
     return toml.written(asked(**options))
+
+
+def text_of(recipe: Recipe) -> str:
+    """The recipe as TOML, for outputs and reports: what an array from Python is stands for it."""
+    said = {
+        name: f"{v.dtype} array of shape {v.shape}" if isinstance(v, np.ndarray) else v
+        for name, v in recipe.options.items()
+    }
+    return toml.written(replace(recipe, options=said))
 
 
 class Keeping:

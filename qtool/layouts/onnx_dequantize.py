@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from qtool.dtypes import DType
 from qtool.formats.onnx import OnnxSource, editing
@@ -22,6 +22,7 @@ from qtool.formats.onnx.consumers import Consumers
 from qtool.formats.onnx.graph import Names
 from qtool.formats.onnx.opset import raise_opset
 from qtool.formats.onnx.writer import ModelWriter
+from qtool.layouts.metadata import KEY
 from qtool.layouts.onnx_dequantizers import Dequantizer, dequantizers
 from qtool.layouts.onnx_integer_back import FloatProducts
 from qtool.layouts.onnx_nbits_floats import NBitsFolding
@@ -64,8 +65,7 @@ class OnnxDequantized:
         self._source = source
         self._dtype = dtype
         self._names = Names(source.model)
-        self._model = ModelProto()
-        self._model.CopyFrom(source.model)
+        self._model = editing.copied(source.model, KEY, None)
         if dtype.name == "bfloat16":
             raise_opset(self._model, _CAST_BFLOAT16, self._names, str(source.path))
         fixed = source.tensors.keys() - source.overridable

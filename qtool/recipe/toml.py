@@ -83,9 +83,11 @@ def parsed(data: bytes, path: str) -> Recipe:
 
 
 def written(recipe: Recipe) -> str:
-    """What read() makes the recipe of."""
+    """What read() makes the recipe of; the same text however the same words came about."""
     lists = {name: list(getattr(recipe, name)) for name in _PATTERNS}
-    said = {**recipe.words, **recipe.options, **{k: v for k, v in lists.items() if v}}
+    found = {**recipe.words, **recipe.options, **{k: v for k, v in lists.items() if v}}
+    order = dict.fromkeys([*WORDS, *OPTIONS, *found])
+    said = {name: found[name] for name in order if name in found}
     tables = [_lines(said), *(f"\n[[{_RULES}]]\n{_lines(r.to_table())}" for r in recipe.rules)]
     return "".join(tables)
 
@@ -106,8 +108,9 @@ def _value(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         texts = [_value(item) for item in value]
         return f"[{', '.join(texts)}]" if len(texts) < 4 else _long(texts)
-    # JSON's escapes are TOML's too, which wants one more
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    # JSON's escapes are TOML's too, which wants one more; names of files may be no UTF-8
+    text = str(value).encode("utf-8", "backslashreplace").decode("utf-8")
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _long(texts: Sequence[str]) -> str:

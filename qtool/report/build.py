@@ -54,6 +54,7 @@ def build_planned(
     source: Mapping[str, Any],
     output: Mapping[str, Any],
     settings: Mapping[str, Any],
+    recipe: str,
     tensors: Sequence[dict[str, Any]],
     skipped: Sequence[dict[str, Any]],
     warnings: Sequence[str],
@@ -71,6 +72,7 @@ def build_planned(
         "source": dict(source),
         "output": dict(output),
         "settings": dict(settings),
+        "recipe": recipe,
         "tensors": list(tensors),
         "skipped": list(skipped),
         "totals": {
@@ -98,13 +100,14 @@ def build(
     source: Mapping[str, Any],
     output: Mapping[str, Any],
     settings: Mapping[str, Any],
+    recipe: str,
     tensors: Sequence[tuple[dict[str, Any], Stats]],
     skipped: Sequence[tuple[str, str]],
     warnings: Sequence[str],
     seconds: float,
 ) -> dict[str, Any]:
-    """The Report of one run. tensors: records with their Stats, in source order; skipped: names
-    and reasons."""
+    """The Report of one run. recipe: as TOML; tensors: records with their Stats, in source order;
+    skipped: names and reasons."""
     total = Stats()
     largest = None
     for record, stats in tensors:
@@ -120,6 +123,7 @@ def build(
         "source": dict(source),
         "output": dict(output),
         "settings": dict(settings),
+        "recipe": recipe,
         "tensors": records,
         "skipped": [{"name": name, "reason": reason} for name, reason in skipped],
         "totals": {
