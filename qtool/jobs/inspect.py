@@ -54,6 +54,7 @@ def inspect_file(
             "bytes": source.nbytes,
             "metadata": {k: v for k, v in source.metadata.items() if k != KEY},
             "quantized_by": _tools(described, uses, found),
+            "provenance": described.provenance and described.provenance.to_json(),
             "tensors": rows,
             "totals": {
                 "tensors": len(rows),

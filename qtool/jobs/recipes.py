@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from qtool.errors import OutputError, UsageError
+from qtool.errors import FormatError, OutputError, UsageError
 from qtool.formats import files
+from qtool.jobs import streams
 from qtool.jobs.target import Target
+from qtool.layouts.metadata import read_metadata
 from qtool.recipe import Recipe, effective, toml
 
 
@@ -38,6 +40,19 @@ def asked(**options: Any) -> Recipe:
         raise UsageError("--block-size", f"{size} is not positive", "use for example 32")
     recipe.check(typed_later=has_target)
     return recipe
+
+
+def recipe_of(src: str | Path) -> str:
+    """The recipe that a file or folder says it was made by, as TOML; "-" is standard input.
+
+    Raises FormatError where it does not.
+    """
+    with streams.opened(src) as source:
+        made = read_metadata(source).provenance
+        if made is None:
+            rule = "does not say what it was made by"
+            raise FormatError(str(source.path), rule, "name what a qtool of this kind has written")
+        return made.recipe
 
 
 def recipe_text(**options: Any) -> str:
