@@ -53,6 +53,7 @@ def dynamic(
     baseline: options.Baseline = None,
     strict: options.Strict = False,
     dry_run: options.DryRun = False,
+    hash: options.Hash = False,
     resume: options.Resume = False,
     shards: options.Shards = None,
     scheduler: options.Scheduler = None,
@@ -77,7 +78,7 @@ def dynamic(
                 source_dtype=source_dtype, include=include or (), exclude=exclude or (), to=to,
                 external_data=external_data, requantize=requantize, allow_empty=allow_empty,
                 report=report, fail_if=fail_if or (), baseline=baseline, strict=strict,
-                dry_run=dry_run, resume=resume, shards=shards, scheduler=scheduler, jobs=jobs,
-                force=force, progress=progress,
+                dry_run=dry_run, hash=hash, resume=resume, shards=shards, scheduler=scheduler,
+                jobs=jobs, force=force, progress=progress,
             )  # fmt: skip
         options.finish(result, json=json, quiet=quiet)

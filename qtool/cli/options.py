@@ -256,6 +256,15 @@ DryRun = Annotated[
         rich_help_panel=CHECKS,
     ),
 ]
+Hash = Annotated[
+    bool,
+    typer.Option(
+        "--hash",
+        metavar=FLAG,
+        help="Put the SHA-256 of every source and output file into the report.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 Resume = Annotated[
     bool,
     typer.Option(

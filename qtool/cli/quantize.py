@@ -280,6 +280,7 @@ def quantize(
     baseline: options.Baseline = None,
     strict: options.Strict = False,
     dry_run: options.DryRun = False,
+    hash: options.Hash = False,
     resume: options.Resume = False,
     shards: options.Shards = None,
     scheduler: options.Scheduler = None,
@@ -315,6 +316,7 @@ def quantize(
                 damping=damping, act_order=act_order, to=to, external_data=external_data,
                 requantize=requantize, allow_empty=allow_empty, report=report,
                 fail_if=fail_if or (), baseline=baseline, strict=strict, dry_run=dry_run,
+                hash=hash,
                 resume=resume, shards=shards, scheduler=scheduler, jobs=jobs, force=force,
                 progress=progress,
             )  # fmt: skip

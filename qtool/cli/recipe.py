@@ -15,7 +15,7 @@ from qtool.errors import UsageError
 EXAMPLE = "Example: qtool recipe --preset w4a16 --rule 'lm_head*: dtype=int8' > recipe.toml"
 # Options of `qtool quantize` that have no bearing on what the result is.
 _OTHERS = {
-    "src", "output", "save_recipe", "report", "fail_if", "baseline", "strict", "dry_run",
+    "src", "output", "save_recipe", "report", "fail_if", "baseline", "strict", "dry_run", "hash",
     "resume", "shards", "scheduler", "jobs", "force", "json", "quiet",
 }  # fmt: skip
 _FROM = "made"

@@ -38,6 +38,7 @@ def dynamic_file(
     baseline: str | Path | None = None,
     strict: bool = False,
     dry_run: bool = False,
+    hash: bool = False,
     resume: bool = False,
     shards: str | None = None,
     scheduler: str | Executor | None = None,
@@ -81,6 +82,6 @@ def dynamic_file(
             division=Division.of(resume=resume, shards=shards, scheduler=scheduler),
             jobs=jobs, force=force, progress=progress or Silent(),
             graph=IntegerGraph(per_tensor=per_tensor) if graph else None,
-            terms=Terms.of(fail_if, baseline, strict=strict), dry_run=dry_run,
+            terms=Terms.of(fail_if, baseline, strict=strict), dry_run=dry_run, hashes=hash,
         )
     )  # fmt: skip

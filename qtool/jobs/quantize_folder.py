@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial as bound
 from pathlib import Path
@@ -16,7 +16,7 @@ from qtool.formats import Source
 from qtool.formats.carried import others
 from qtool.formats.checkpoint import CONFIG, CheckpointSource
 from qtool.formats.folders import Partial
-from qtool.jobs import folder, fusing, planning, recipes, screening, streams, terms
+from qtool.jobs import folder, folder_files, fusing, planning, recipes, screening, streams, terms
 from qtool.jobs.command import Command
 from qtool.jobs.folder import Run
 from qtool.jobs.mixing import Mixture, mixed
@@ -42,8 +42,10 @@ def quantize_folder(command: Command) -> Report:
     if division.slice is not None:
         _check_slice(command)
     partial = Partial(folder.target(command.src, command.dst, command.tag))
-    with streams.opened(command.src, command.recipe.options.get("source_dtype")) as opened:
-        source = cast(CheckpointSource, opened)
+    with ExitStack() as stack:
+        dtype = command.recipe.options.get("source_dtype")
+        source = cast(CheckpointSource, stack.enter_context(streams.opened(command.src, dtype)))
+        sums = stack.enter_context(folder_files.beside(source, wanted=command.hashes))
         places = _Places.of(command, partial)
         spelled, readable, mixture = _planned(command, source)
         places.keeping.keep(mixture.recipe)
@@ -60,7 +62,7 @@ def quantize_folder(command: Command) -> Report:
             command.name, __version__, str(command.src), str(Path(command.src).absolute()),
             settings, made_by.recipe, {name: work.key(settings) for name, work in works.items()},
             _warnings(command, source, mixture, readable),
-            _documents(mixture.plan, spelled, readable),
+            _documents(mixture.plan, spelled, readable), command.hashes,
         )  # fmt: skip
         result = bound(report_of, started=started, terms=command.terms, mixture=mixture)
         with folder.building(partial, run, division):
@@ -69,7 +71,7 @@ def quantize_folder(command: Command) -> Report:
                 made = folder.described(run, partial.path, records, result)
                 terms.check(made, None)
                 return made
-            return folder.conclude(run, source, partial, records, result, places.report)
+            return folder.conclude(run, source, partial, records, result, places.report, sums)
 
 
 @dataclass(frozen=True)
@@ -154,9 +156,9 @@ def _dry(
     made = report.build_planned(
         command.name,
         {"name": str(command.src), "container": "checkpoint", "bytes": source.nbytes,
-         "tensors": len(mixture.plan)},
+         "tensors": len(mixture.plan), "files": None},
         {"name": str(partial.dst), "container": "checkpoint", "bytes": nbytes,
-         "external_data": None},
+         "external_data": None, "files": None},
         choices(mixture.recipe, command.given, mixture.said, command.second_order),
         recipes.text_of(mixture.recipe),
         planning.records(mixture.plan),
@@ -185,10 +187,11 @@ def report_of(
         ({k: v for k, v in tensor.items() if k != "stats"}, Stats.from_json(tensor["stats"]))
         for tensor in found
     ]
+    files = folder_files.of_source(records, [], run.source) if run.hashes else None
     made = report.build(
         run.command,
-        source | {"tensors": len(tensors) + len(skipped)},
-        output,
+        source | {"tensors": len(tensors) + len(skipped), "files": files},
+        output | {"files": None},
         run.settings,
         run.recipe,
         tensors,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -97,6 +97,31 @@ def source_files(src: str | Path, source: formats.Source) -> list[Path]:
     if source.container == "onnx":
         named += sorted(cast("OnnxSource", source).external_files)
     return named
+
+
+def source_names(src: str | Path, source: formats.Source) -> dict[str, Path]:
+    """The files of a source by the names that the user calls them."""
+    names = {str(src): source.path}
+    if source.container == "onnx":
+        for path in cast("OnnxSource", source).external_files:
+            names[_beside(str(src), path)] = path
+    return names
+
+
+def output_names(path: Path, output: Mapping[str, Any]) -> dict[str, Path]:
+    """The files of an output at path by the names that the user calls them; output: see
+    written()."""
+    names = {output["name"]: path}
+    if output["external_data"] is not None:
+        data = path.resolve().with_name(output["external_data"])
+        names[_beside(output["name"], data)] = data
+    return names
+
+
+def _beside(name: str, path: Path) -> str:
+    """What the user calls a file whose folder is that of the one called name, or below it."""
+    folder = os.path.dirname(name)
+    return os.path.join(folder, os.path.relpath(path, os.path.realpath(folder)))
 
 
 def check_target(sources: Sequence[Path], dst: str, *, force: bool) -> None:
