@@ -1,0 +1,118 @@
+"""The report of a quantization, beside the files that it is about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qtool.errors import FormatError
+from qtool.jobs import streams
+from qtool.jobs.verify_side import Side
+from qtool.jobs.verify_tensors import Comparison
+from qtool.report import is_report
+
+# What is not computed from the files.
+_ALWAYS_LEFT_OUT = {
+    "precision", "mx_rule", "importance", "rounding", "output_error", "output_error_nearest",
+    "weighted_mse", "weighted_relative_error", "weighted_sqnr_db",
+}  # fmt: skip
+_CLIPPED = {"clipped", "clipped_low", "clipped_high", "clipped_fraction"}
+
+Problem = tuple[str | None, str]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A report that files must agree with."""
+
+    path: Path
+    report: Mapping[str, Any]
+
+    @property
+    def recipe(self) -> str | None:
+        """The recipe of the run."""
+        return self.report.get("recipe")
+
+    def differences(
+        self,
+        comparison: Comparison,
+        original: Side,
+        quantized: Side,
+        provenance: Mapping[str, Any] | None,
+    ) -> list[Problem]:
+        """What the files hold in another way than the report says."""
+        found: list[Problem] = [*self._sizes(original, quantized)]
+        found += self._provenance(provenance)
+        found += self._tensors(comparison)
+        return found
+
+    def _sizes(self, original: Side, quantized: Side) -> Iterator[Problem]:
+        for side, key, name in (
+            (original, "source", "ORIGINAL"),
+            (quantized, "output", "QUANTIZED"),
+        ):
+            said, source = self.report[key], side.source
+            if said["container"] == source.container and said["bytes"] != source.nbytes:
+                yield None, f"{name} has {source.nbytes} bytes, the report says {said['bytes']}"
+
+    def _provenance(self, found: Mapping[str, Any] | None) -> Iterator[Problem]:
+        """Tool, version and recipe of the file's metadata, where the report has a recipe too."""
+        if self.recipe is None or not self.report["tensors"]:
+            return
+        tool = self.report["tool"]
+        said = {"name": tool["name"], "version": tool["version"], "recipe": self.recipe}
+        for key, value in said.items():
+            if found is None or found[key] != value:
+                has = "nothing" if found is None or found[key] is None else repr(found[key])
+                what = "tool" if key == "name" else key
+                yield None, f"its metadata says {has} of the {what}, the report {value!r}"
+
+    def _tensors(self, comparison: Comparison) -> Iterator[Problem]:
+        """Types and figures."""
+        said = {record["name"]: record for record in self.report["tensors"]}
+        found = {record["name"]: record for record, _ in comparison.records}
+        wrong = {name for name, _ in comparison.problems}
+        for name in said.keys() - found.keys() - wrong:
+            yield name, "is not quantized, the report says that it is"
+        for name, record in found.items():
+            if name not in said and record["granularity"] is not None:
+                yield name, "is quantized, the report says nothing of that"
+            elif name in said and (difference := _difference(record, said[name])):
+                yield name, difference
+
+
+def _difference(found: Mapping[str, Any], said: Mapping[str, Any]) -> str | None:
+    """What a record has in another way than the report."""
+    left_out = _ALWAYS_LEFT_OUT | {"name"}
+    if said.get("rounding") is not None or found["clipped"] is None:
+        left_out = left_out | _CLIPPED
+    differing = [
+        key for key in said if key in found and key not in left_out and found[key] != said[key]
+    ]
+    if not differing:
+        return None
+    first = next((key for key in ("dtype", "granularity", "sqnr_db") if key in differing), None)
+    key = first or differing[0]
+    more = f" ({len(differing) - 1} more differ)" if len(differing) > 1 else ""
+    return f"its {key} is {found[key]}, the report says {said[key]}{more}"
+
+
+def reference(against: str | Path | None, quantized: str | Path) -> Reference | None:
+    """The report that is named, or else the one beside the file; None: there is none.
+
+    Raises FormatError for a file that is no report of quantize or dynamic.
+    """
+    path = streams.report_path(against, str(quantized))
+    if path is None or (against is None and not path.exists()):
+        return None
+    if not is_report(path):
+        raise FormatError(str(path), "is no qtool report", "name the one of this file, or --alone")
+    report = json.loads(path.read_text(encoding="utf-8"))
+    if report["command"] not in ("quantize", "dynamic"):
+        raise FormatError(
+            str(path), f"is the report of {report['command']}", "name one of quantize or dynamic"
+        )
+    return Reference(path, report)
