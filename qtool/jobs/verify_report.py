@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qtool.dtypes import DTYPES
 from qtool.errors import FormatError
 from qtool.jobs import streams
 from qtool.jobs.verify_side import Side
@@ -46,7 +47,7 @@ class Reference:
         """What the files hold in another way than the report says."""
         found: list[Problem] = [*self._sizes(original, quantized)]
         found += self._provenance(provenance)
-        found += self._tensors(comparison)
+        found += self._tensors(comparison, quantized)
         return found
 
     def _sizes(self, original: Side, quantized: Side) -> Iterator[Problem]:
@@ -70,25 +71,38 @@ class Reference:
                 what = "tool" if key == "name" else key
                 yield None, f"its metadata says {has} of the {what}, the report {value!r}"
 
-    def _tensors(self, comparison: Comparison) -> Iterator[Problem]:
+    def _tensors(self, comparison: Comparison, quantized: Side) -> Iterator[Problem]:
         """Types and figures."""
         said = {record["name"]: record for record in self.report["tensors"]}
         found = {record["name"]: record for record, _ in comparison.records}
         wrong = {name for name, _ in comparison.problems}
         for name in said.keys() - found.keys() - wrong:
             yield name, "is not quantized, the report says that it is"
+        is_onnx = quantized.source.container == "onnx"
         for name, record in found.items():
             if name not in said and record["granularity"] is not None:
                 yield name, "is quantized, the report says nothing of that"
-            elif name in said and (difference := _difference(record, said[name])):
-                yield name, difference
+            elif name in said:
+                difference = _difference(record, said[name], is_onnx=is_onnx)
+                if difference is not None:
+                    yield name, difference
 
 
-def _difference(found: Mapping[str, Any], said: Mapping[str, Any]) -> str | None:
-    """What a record has in another way than the report."""
+def _difference(
+    found: Mapping[str, Any], said: Mapping[str, Any], *, is_onnx: bool
+) -> str | None:
+    """What a record has in another way than the report.
+
+    is_onnx: codes may be stored with a number added, and their zero points be taken for granted;
+    one scale per axis of one index is one per tensor.
+    """
     left_out = _ALWAYS_LEFT_OUT | {"name"}
     if said.get("rounding") is not None or found["clipped"] is None:
         left_out = left_out | _CLIPPED
+    if is_onnx and _integers(found["dtype"], said["dtype"]):
+        left_out = left_out | {"dtype", "zero_point"}
+    if is_onnx and found["num_scales"] == said["num_scales"] == 1:  # a scale of shape (1,)
+        left_out = left_out | {"granularity", "axis"}
     differing = [
         key for key in said if key in found and key not in left_out and found[key] != said[key]
     ]
@@ -98,6 +112,12 @@ def _difference(found: Mapping[str, Any], said: Mapping[str, Any]) -> str | None
     key = first or differing[0]
     more = f" ({len(differing) - 1} more differ)" if len(differing) > 1 else ""
     return f"its {key} is {found[key]}, the report says {said[key]}{more}"
+
+
+def _integers(one: str, other: str) -> bool:
+    """Whether both are integers of as many bits."""
+    a, b = DTYPES[one], DTYPES[other]
+    return a.is_integer and b.is_integer and a.bits == b.bits
 
 
 def reference(against: str | Path | None, quantized: str | Path) -> Reference | None:

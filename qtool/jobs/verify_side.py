@@ -135,6 +135,7 @@ def _onnx(source: OnnxSource) -> Side:
     weights = OnnxWeights(source)
     rest = set(weights.rest)
     infos = {info.name: info for info in source.infos() if info.name in rest}
+    helpers = {name for name, info in infos.items() if _may_be_helper(info)}
 
     def opened(found: OnnxWeight, original: TensorInfo | None) -> Weight:
         turned = found.is_turned(None if original is None else original.reduced_axis)
@@ -148,4 +149,12 @@ def _onnx(source: OnnxSource) -> Side:
             name: lambda info, found=found: opened(found, info)  # type: ignore[misc]
             for name, found in weights.found.items()
         },
+        helpers=helpers,
     )
+
+
+def _may_be_helper(info: TensorInfo) -> bool:
+    """Whether a tensor may have come with a conversion of operators to another opset, which turns
+    attributes into inputs."""
+    is_small = info.size < 2 or (len(info.shape) == 1 and info.name.endswith("_constant"))
+    return info.dtype.kind != "float" or is_small

@@ -75,9 +75,11 @@ class OnnxWeight:
         else:
             scale, has_zero = labels[1], len(labels) > 2
         tensor = self.source.tensors[scale]
-        storage = self._dtype(scale, tensor)
+        storage, dtype = self._dtype(scale, tensor), folded.dtype
+        if isinstance(weight, NBitsWeight) and not (weight.is_typed or weight.zero_points):
+            dtype = DTYPES[f"int{dtype.bits}"]  # as codes() gives them
         return Stored(
-            folded.dtype, shape, granularity, storage, DTYPES["float32"], has_zero,
+            dtype, shape, granularity, storage, DTYPES["float32"], has_zero,
             global_scale=self.global_scale is not None,
         )  # fmt: skip
 
