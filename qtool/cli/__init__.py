@@ -18,6 +18,7 @@ from qtool.cli import (
     presets,
     quantize,
     recipe,
+    verify,
 )
 from qtool.cli.exits import process
 from qtool.cli.options import FLAG
@@ -37,6 +38,7 @@ app.command(epilog=dequantize.EXAMPLE)(dequantize.dequantize)
 app.command(epilog=finish.EXAMPLE)(finish.finish)
 app.command(epilog=calibrate.EXAMPLE)(calibrate.calibrate)
 app.command(epilog=capture.EXAMPLE)(capture.capture)
+app.command(epilog=verify.EXAMPLE)(verify.verify)
 app.command(epilog=inspect.EXAMPLE)(inspect.inspect)
 app.command(epilog=dtypes.EXAMPLE)(dtypes.dtypes)
 app.command(epilog=recipe.EXAMPLE)(recipe.recipe)

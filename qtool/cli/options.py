@@ -360,7 +360,7 @@ def failing(*, json: bool, quiet: bool) -> Iterator[None]:
 
 
 def finish(report: dict[str, Any], *, json: bool, quiet: bool) -> None:
-    """Show the report or the plan of quantize or dynamic; warnings in any case."""
+    """Show the report of a command, or its plan; warnings in any case."""
     if json:
         show(report)
     if report.get("dry_run"):
@@ -373,6 +373,8 @@ def finish(report: dict[str, Any], *, json: bool, quiet: bool) -> None:
         render.warnings(report)
     elif report.get("dry_run"):
         render.planned(report)
+    elif report["command"] == "verify":
+        render.verified(report)
     else:
         render.summary(report)
         render.gates(report)

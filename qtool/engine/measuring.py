@@ -110,9 +110,7 @@ def _requantized(
         read(start, values)
         stored, made = (buffer(n, np.dtype("u1"), -(-count * width // 8)) for n in ("held", "made"))
         codes.read(start * width // 8, stored)
-        figures = quantizer.quantize(
-            values, groups.divisor, groups.offset, start, 0, width, made
-        )
+        figures = quantizer.quantize(values, groups.divisor, groups.offset, start, 0, width, made)
         return figures if np.array_equal(stored, made) else None
 
     def take(figures: TileFigures | None) -> None:
@@ -161,9 +159,7 @@ def _summed(
         moved(x.nbytes)
 
     in_order(work, range(0, size, BOX), jobs, take)
-    return Measured(
-        figures.finish(), sum(count for _, count in lost), lost[0][0] if lost else None
-    )
+    return Measured(figures.finish(), sum(count for _, count in lost), lost[0][0] if lost else None)
 
 
 def _groups(groups: Array, start: int, count: int) -> Array:

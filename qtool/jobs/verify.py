@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from qtool import engine, report
 from qtool.dtypes import DTypeLike
-from qtool.errors import GateError, UsageError
+from qtool.errors import UsageError
 from qtool.formats import Source
-from qtool.jobs import screening, streams
+from qtool.jobs import screening, streams, verify_outputs
 from qtool.jobs.progress import Progress, Silent
+from qtool.jobs.terms import Terms, check
 from qtool.jobs.verify_recipe import provenance, recipe_of
 from qtool.jobs.verify_report import Reference, reference
-from qtool.jobs.verify_side import Side, side_of
+from qtool.jobs.verify_side import side_of
 from qtool.jobs.verify_tensors import Comparison
 from qtool.report import Report
 
@@ -54,21 +56,26 @@ def verify_file(
     """
     started = time.perf_counter()
     _check_usage(original, quantized, against, run, random, alone=alone)
+    terms = Terms.of(fail_if, baseline, strict=False)
+    threads, progress = jobs or engine.default_jobs(), progress or Silent()
     with ExitStack() as stack:
         source = stack.enter_context(streams.opened(original, source_dtype))
         output = stack.enter_context(streams.opened(quantized))
+        known = None if alone else reference(against, quantized)
         path = None if report is None else streams.report_path(report, str(quantized))
         read = [*streams.source_files(original, source), *streams.source_files(quantized, output)]
-        known = None if alone else reference(against, quantized)
         streams.check_report(path, [*read, *([known.path] if known else [])], force=force)
-        result = _verified(
-            source, output, str(original), str(quantized), known, progress or Silent(),
-            jobs or engine.default_jobs(),
-        )  # fmt: skip
-    result["seconds"] = round(time.perf_counter() - started, 6)
-    streams.write_report(result, path)
-    _raise(result)
-    return result
+        files = _Files(source, output, str(original), str(quantized), known)
+        found = files.compared(progress, threads)
+        if run is not None or random is not None:
+            outputs = verify_outputs.compare(source, output, run, random, threads)
+            files.add_outputs(found, outputs)
+    found["checks"] |= {"run": None if run is None else str(run), "random": random}
+    found["seconds"] = round(time.perf_counter() - started, 6)
+    judged = terms.judged(found)
+    check(judged, path)
+    streams.write_report(judged, path)
+    return judged
 
 
 def _check_usage(
@@ -87,50 +94,60 @@ def _check_usage(
         raise UsageError("--against", "contradicts --alone", "leave one of them out")
     if run is not None and random is not None:
         raise UsageError("--run", "replaces --random", "leave one of them out")
+    if random is not None and random < 1:
+        raise UsageError("--random", f"{random} is not positive", "use for example 4")
 
 
-def _verified(
-    source: Source,
-    output: Source,
-    original: str,
-    quantized: str,
-    known: Reference | None,
-    progress: Progress,
-    jobs: int,
-) -> Report:
-    """The Report of what the files hold."""
-    before = side_of(source)
-    after = side_of(output, others=before.names)
-    made = provenance(output)
-    text = made["recipe"] if made and made["recipe"] else known and known.recipe
-    recipe, fault = recipe_of(text, quantized)
-    comparison = Comparison(before, after, recipe, progress, jobs)
-    comparison.run()
-    problems: list[tuple[str | None, str]] = [*([(None, fault)] if fault else [])]
-    problems += comparison.problems
-    if known is not None:
-        problems += known.differences(comparison, before, after, made)
-    built = report.build(
-        "verify",
-        {
-            "name": original,
-            "container": source.container,
-            "bytes": source.nbytes,
-            "tensors": len(before.names),
-        },
-        _output(output, quantized),
-        {},
-        comparison.records,
-        [(name, "kept") for name in comparison.kept],
-        screening.nonfinite_warnings(stats for _, stats in comparison.records),
-        0,
-    )
-    built["totals"]["problems"] = len(problems)
-    return built | {
-        "problems": [{"tensor": name, "problem": problem} for name, problem in problems],
-        "checks": {"report": known and str(known.path), "provenance": made},
-        "outputs": [],
-    }
+@dataclass(frozen=True)
+class _Files:
+    """The two files, what the user calls them, and the report that must agree."""
+
+    source: Source
+    output: Source
+    original: str
+    quantized: str
+    known: Reference | None
+
+    def compared(self, progress: Progress, jobs: int) -> Report:
+        """The Report of what they hold."""
+        source, known = self.source, self.known
+        before = side_of(source)
+        after = side_of(self.output, others=before.names)
+        made = provenance(self.output)
+        text = (made and made["recipe"]) or (None if known is None else known.recipe)
+        recipe, fault = recipe_of(text, self.quantized)
+        comparison = Comparison(before, after, recipe, progress, jobs)
+        comparison.run()
+        problems: list[tuple[str | None, str]] = [(None, fault)] if fault else []
+        problems += comparison.problems
+        if known is not None:
+            problems += known.differences(comparison, before, after, made)
+        built = report.build(
+            "verify",
+            {
+                "name": self.original,
+                "container": source.container,
+                "bytes": source.nbytes,
+                "tensors": len(before.names),
+            },
+            _output(self.output, self.quantized),
+            None,
+            comparison.records,
+            [(name, "kept") for name in comparison.kept],
+            screening.nonfinite_warnings(stats for _, stats in comparison.records),
+            0,
+        )
+        return built | {
+            "problems": [{"tensor": name, "problem": problem} for name, problem in problems],
+            "checks": {"report": None if known is None else str(known.path), "provenance": made},
+        }
+
+    def add_outputs(self, found: Report, outputs: verify_outputs.Outputs) -> None:
+        """Say in the Report how outputs differ."""
+        found["outputs"] = list(outputs.outputs)
+        found["totals"] |= outputs.totals()
+        found["warnings"] += outputs.warnings
+        found["problems"] += [{"tensor": None, "problem": text} for text in outputs.problems]
 
 
 def _output(source: Source, name: str) -> dict[str, Any]:
@@ -147,15 +164,3 @@ def _output(source: Source, name: str) -> dict[str, Any]:
         "bytes": source.nbytes,
         "external_data": external,
     }
-
-
-def _raise(result: Report) -> None:
-    """Raise GateError where there is something wrong."""
-    lines = [
-        f"{'tensor ' + p['tensor'] if p['tensor'] else result['output']['name']}: {p['problem']}"
-        for p in result["problems"]
-    ]
-    if lines:
-        *others, last = lines
-        thing, _, rule = last.partition(": ")
-        raise GateError(thing, rule, report=result, others=others)

@@ -56,6 +56,8 @@ class Reference:
             (quantized, "output", "QUANTIZED"),
         ):
             said, source = self.report[key], side.source
+            if key == "output" and said["container"] != source.container:
+                yield None, f"is {source.container}, the report is of {said['container']}"
             if said["container"] == source.container and said["bytes"] != source.nbytes:
                 yield None, f"{name} has {source.nbytes} bytes, the report says {said['bytes']}"
 
@@ -88,9 +90,7 @@ class Reference:
                     yield name, difference
 
 
-def _difference(
-    found: Mapping[str, Any], said: Mapping[str, Any], *, is_onnx: bool
-) -> str | None:
+def _difference(found: Mapping[str, Any], said: Mapping[str, Any], *, is_onnx: bool) -> str | None:
     """What a record has in another way than the report.
 
     is_onnx: codes may be stored with a number added, and their zero points be taken for granted;

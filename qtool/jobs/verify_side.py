@@ -41,9 +41,12 @@ class Weight:
 
 @dataclass(frozen=True)
 class Side:
-    """A file. infos: of the tensors that are not quantized, by name. faults: what is wrong with
-    quantized ones that cannot be read, by name. helpers: names of tensors that have come with others'
-    quantization."""
+    """A file.
+
+    infos: of the tensors that are not quantized, by name. faults: what is wrong with quantized ones
+    that cannot be read, by name. helpers: names of tensors that may have come with the quantization
+    of others.
+    """
 
     source: Source
     infos: Mapping[str, TensorInfo]

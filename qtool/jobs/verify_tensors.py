@@ -16,7 +16,8 @@ from qtool.engine.measuring import Measured
 from qtool.jobs.progress import Progress
 from qtool.jobs.verify_recipe import spec_of
 from qtool.jobs.verify_side import Side, Weight
-from qtool.recipe import Recipe
+from qtool.ops import SOURCES
+from qtool.recipe import SOURCE_FLOATS, Recipe
 from qtool.spec import PerTensor, QuantSpec, TensorInfo, describe
 from qtool.stats import Stats, unravel
 from qtool.tensor import Codes, operator_scale
@@ -76,17 +77,18 @@ class Comparison:
             problem = "is missing"
         elif shape != info.shape:
             problem = f"its shape is {list(shape)}, it was {list(info.shape)}"
-        elif weight is not None:
+        elif weight is not None and info.dtype in SOURCES:
             self._add_quantized(info, weight)
             moved = 0
         elif found is not None and found.dtype == info.dtype:
             problem = self._difference(info, name)
             self.kept += [] if problem else [info.name]
-        elif found is not None and {found.dtype.kind, info.dtype.kind} == {"float"}:
+        elif found is not None and {found.dtype, info.dtype} <= {*SOURCE_FLOATS}:
             self._add_converted(info, found)
             moved = 0
-        elif found is not None:
-            problem = f"is {found.dtype}, it was {info.dtype}"
+        else:
+            after = found.dtype if found else weight.stored.dtype if weight else None
+            problem = f"is {after}, it was {info.dtype}"
         if problem is not None:
             self.problems.append((info.name, problem))
         self._progress.advance(moved)

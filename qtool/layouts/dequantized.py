@@ -28,8 +28,8 @@ class DequantizedSource:
 
     dtype: element type of the tensors that are quantized in the file; the others are as stored.
     original: the file as it is. tensors, layout: what its metadata says.
-    tolerant: leave tensors out whose parts do not fit the metadata; faults: what is wrong with them.
-    Raises FormatError for such, unless it is tolerant.
+    tolerant: leave tensors out whose parts do not fit the metadata, in place of a FormatError;
+    faults: what is wrong with them.
     """
 
     def __init__(self, source: Source, dtype: DType, *, tolerant: bool = False) -> None:

@@ -42,8 +42,8 @@ class Folded:
     """A DequantizeLinear node that becomes a stored tensor.
 
     name: the label of the stored tensor; read: of the one that consumers read. dtype, shape: of the
-    codes. granularity: of the scale. weight: where the codes are, and their parameters. is_factor: whether
-    it is the matrix of a product of codes, whose shape is the product's, not always the weight's.
+    codes. granularity: of the scale. weight: where the codes are, and their parameters.
+    is_factor: whether it is the matrix of a product of codes, in the shape that the product needs.
     """
 
     name: str
@@ -95,12 +95,9 @@ class OnnxDequantized:
         self._nbits = NBitsFolding(source, self._model, self._bodies, dtype, self._names)
         for name, weight in self._nbits.weights.items():
             read = self._nbits.read_as[name]
-            self.folded.append(
-                Folded(
-                    read, read, weight.dtype, weight.shape, weight.blocks, weight,
-                    weight.operator == MATMUL,
-                )  # fmt: skip
-            )
+            is_factor = weight.operator == MATMUL
+            shape, blocks = weight.shape, weight.blocks
+            self.folded.append(Folded(read, read, weight.dtype, shape, blocks, weight, is_factor))
         labels = {label for one in found for label in one.inputs if label} | self._nbits.replaced
         self._remove_unused(labels, {dequantizer.place for dequantizer in inner})
         made = self._made.keys() | self._nbits.tensors.keys()
@@ -158,12 +155,9 @@ class OnnxDequantized:
         for constant in editing.store(body, [tensor]):
             nodes.insert(index, constant)
         self._made[label] = (editing.held([body], [stored])[stored], found)
-        self.folded.append(
-            Folded(
-                label, read_label, found.dtype, found.shape, granularity, found,
-                found.node.output[0] in self._factors,
-            )  # fmt: skip
-        )
+        is_factor = found.node.output[0] in self._factors
+        shape, parts = found.shape, (granularity, found, is_factor)
+        self.folded.append(Folded(label, read_label, found.dtype, shape, *parts))
 
     def _cast_of(self, place: Place) -> NodeProto | None:
         """The Cast to the wanted type, in the same body, that is all that reads a tensor."""

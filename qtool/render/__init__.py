@@ -8,6 +8,7 @@ from qtool.render.gates import gates
 from qtool.render.listing import dtypes, inspected, presets
 from qtool.render.planned import planned
 from qtool.render.report import dequantized, summary, warnings
+from qtool.render.verify import verified
 
 __all__ = [
     "calibrated",
@@ -20,5 +21,6 @@ __all__ = [
     "presets",
     "progress",
     "summary",
+    "verified",
     "warnings",
 ]
