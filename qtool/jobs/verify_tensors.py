@@ -132,7 +132,7 @@ class Comparison:
         record = report.tensor_record(info, how, measured.stats, nbytes)
         if not has_clipped:
             record |= dict.fromkeys(_CLIPPED)
-        if measured.first_lost is not None:
+        if measured.first_lost is not None and has_clipped:  # else the scale is known to be wrong
             at = unravel(measured.first_lost, info.shape)
             rule = f"{measured.lost} of {info.size} values are not finite any more, first at {at}"
             self.problems.append((info.name, rule))
