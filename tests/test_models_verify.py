@@ -25,7 +25,8 @@ MODELS = {
 
 @pytest.mark.parametrize("options", [
     {"dtype": "int8"}, {"preset": "w4a16", "layout": "compressed-tensors"},
-    {"preset": "nvfp4", "layout": "modelopt"}, {"dtype": "uint4", "block_size": 64, "layout": "mlx"},
+    {"preset": "nvfp4", "layout": "modelopt"},
+    {"dtype": "uint4", "block_size": 64, "layout": "mlx"},
 ], ids=str)  # fmt: skip
 def test_minilm(options: dict[str, Any], tmp_path: Path) -> None:
     source, quantized = fetch(*MINILM), tmp_path / "q.safetensors"
