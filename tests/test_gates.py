@@ -592,7 +592,7 @@ def test_which_way_is_worse() -> None:
         "nan_count", "inf_count", "clipped", "clipped_low", "clipped_high", "clipped_fraction",
         "flushed_to_zero", "mse", "rmse", "max_abs_error", "relative_error", "weighted_mse",
         "weighted_relative_error", "output_error", "output_error_nearest", "bytes_after",
-        "bits_per_weight", "file_bytes_after",
+        "bits_per_weight", "file_bytes_after", "outputs_relative_error", "outputs_max_abs_error",
     }  # fmt: skip
 
 

@@ -629,6 +629,87 @@ def test_faults_in_onnx_models(tmp_path: Path) -> None:
     assert problems(tmp_path / "more.onnx", original) == [("more", "is missing")]
 
 
+# ---------------------------------------------------------------- provenance
+
+
+def changed_metadata(path: Path, **said: Any) -> None:
+    """The file with other entries in qtool's metadata; None: without the entry."""
+
+    def change(_: Any, entries: dict[str, str]) -> None:
+        document = json.loads(entries["qtool"]) | said
+        entries["qtool"] = json.dumps({k: v for k, v in document.items() if v is not None})
+
+    rewritten(path, change)
+
+
+def test_the_report_has_what_the_metadata_says(pair: tuple[Path, Path]) -> None:
+    made = verified(*pair)["checks"]["provenance"]
+    assert made["tool"] == {"name": "qtool", "version": qtool.__version__}
+    assert made["recipe"] == 'dtype = "int4"\nblock_size = 32\n'
+
+
+@pytest.mark.parametrize(("said", "message"), [
+    ({"recipe": 'dtype = "int4"\n'}, "its metadata says 'dtype = \"int4\"\\n' of the recipe, the "),
+    ({"tool": {"name": "qtool", "version": "9"}}, "its metadata says '9' of the version, the report"),
+    ({"tool": {"name": "other", "version": qtool.__version__}}, "its metadata says 'other' of the "),
+    ({"tool": None, "recipe": None}, "its metadata does not say what it was made by, the report d"),
+    ({"recipe": "dtype = "}, "its recipe cannot be read: "),
+], ids=["recipe", "version", "tool", "nothing", "damaged"])  # fmt: skip
+def test_changed_metadata_is_found(
+    said: dict[str, Any], message: str, pair: tuple[Path, Path]
+) -> None:
+    changed_metadata(pair[1], **said)
+    found = problems(*pair)
+    assert any(tensor is None and text.startswith(message) for tensor, text in found), found
+    unread = "cannot be read" in message
+    if not unread:
+        verified(*pair, alone=True)
+
+
+def test_hashes_of_files_are_checked(source: Path, tmp_path: Path) -> None:
+    quantized = tmp_path / "q.safetensors"
+    original = Path(shutil.copy(source, tmp_path / "a.safetensors"))
+    qtool.quantize_file(original, quantized, dtype="int8", hash=True)
+    verified(original, quantized)
+    spare = metadata(original) | {"note": "1"}
+    save_file(stored(original), original, spare)
+    found = [text for _, text in problems(original, quantized)]
+    assert f"{original} has another SHA-256 than in the report" in found
+    elsewhere = tmp_path / "moved"
+    elsewhere.mkdir()
+    for path in (source, quantized, tmp_path / "q.report.json"):
+        shutil.copy(path, elsewhere)
+    verified(elsewhere / "source.safetensors", elsewhere / "q.safetensors")
+
+
+def test_hashes_of_folders_are_checked(tmp_path: Path) -> None:
+    layers = [checkpoints.tensors([n], rows=32, columns=128) for n in range(2)]
+    folder = checkpoints.save(tmp_path / "model", layers)
+    quantized = tmp_path / "q"
+    qtool.quantize_file(folder, quantized, dtype="int8", hash=True)
+    verified(folder, quantized)
+    (quantized / "LICENSE").write_text("all rights reserved")
+    (folder / "tokenizer.json").unlink()
+    (quantized / "more.txt").write_text("more")
+    assert problems(folder, quantized) == [
+        (None, f"{folder}: tokenizer.json is missing"),
+        (None, f"{quantized / 'more.txt'} is not among the files of the report"),
+        (None, f"{quantized / 'LICENSE'} has another SHA-256 than in the report"),
+    ]
+
+
+def test_hashes_of_external_data_are_checked(tmp_path: Path) -> None:
+    original, quantized = network(tmp_path / "a.onnx"), tmp_path / "q.onnx"
+    qtool.quantize_file(original, quantized, dtype="int8", external_data=True, hash=True)
+    report = verified(original, quantized)
+    data = tmp_path / report["output"]["external_data"]
+    content = bytearray(data.read_bytes())
+    content[8] ^= 1
+    data.write_bytes(content)
+    found = problems(original, quantized)
+    assert (None, f"{data} has another SHA-256 than in the report") in found
+
+
 # ---------------------------------------------------------------- outputs
 
 

@@ -16,10 +16,11 @@ from qtool.formats import Source
 from qtool.jobs import screening, streams, verify_outputs
 from qtool.jobs.progress import Progress, Silent
 from qtool.jobs.terms import Terms, check
-from qtool.jobs.verify_recipe import provenance, recipe_of
+from qtool.jobs.verify_recipe import recipe_of
 from qtool.jobs.verify_report import Reference, reference
 from qtool.jobs.verify_side import side_of
 from qtool.jobs.verify_tensors import Comparison
+from qtool.layouts.metadata import read_metadata
 from qtool.report import Report
 
 
@@ -113,8 +114,8 @@ class _Files:
         source, known = self.source, self.known
         before = side_of(source)
         after = side_of(self.output, others=before.names)
-        made = provenance(self.output)
-        text = (made and made["recipe"]) or (None if known is None else known.recipe)
+        made = read_metadata(self.output).provenance
+        text = made.recipe if made else None if known is None else known.recipe
         recipe, fault = recipe_of(text, self.quantized)
         comparison = Comparison(before, after, recipe, progress, jobs)
         comparison.run()
@@ -122,6 +123,7 @@ class _Files:
         problems += comparison.problems
         if known is not None:
             problems += known.differences(comparison, before, after, made)
+            problems += known.changed(self.source, self.output)
         built = report.build(
             "verify",
             {
@@ -129,9 +131,11 @@ class _Files:
                 "container": source.container,
                 "bytes": source.nbytes,
                 "tensors": len(before.names),
+                "files": None,
             },
             _output(self.output, self.quantized),
             None,
+            text,
             comparison.records,
             [(name, "kept") for name in comparison.kept],
             screening.nonfinite_warnings(stats for _, stats in comparison.records),
@@ -139,7 +143,10 @@ class _Files:
         )
         return built | {
             "problems": [{"tensor": name, "problem": problem} for name, problem in problems],
-            "checks": {"report": None if known is None else str(known.path), "provenance": made},
+            "checks": {
+                "report": None if known is None else str(known.path),
+                "provenance": made and made.to_json(),
+            },
         }
 
     def add_outputs(self, found: Report, outputs: verify_outputs.Outputs) -> None:
@@ -163,4 +170,5 @@ def _output(source: Source, name: str) -> dict[str, Any]:
         "container": source.container,
         "bytes": source.nbytes,
         "external_data": external,
+        "files": None,
     }

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from qtool.dtypes import DTYPES
 from qtool.errors import QtoolError, SpecError
-from qtool.formats import Source
-from qtool.layouts.metadata import KEY
 from qtool.layouts.stored import Stored
 from qtool.recipe import Recipe, toml
 from qtool.recipe.choice import Choice
 from qtool.spec import PRECISIONS, QuantSpec
 
-
-def provenance(source: Source) -> dict[str, Any] | None:
-    """Tool, version and recipe in the metadata of a file, as far as they are there; None: there is
-    nothing."""
-    try:
-        said = json.loads(source.metadata[KEY])
-        tool, recipe = said.get("tool", {}), said.get("recipe")
-        found = {"tool": tool.get("name"), "version": tool.get("version"), "recipe": recipe}
-    except (KeyError, ValueError, AttributeError, RecursionError):
-        return None
-    if not all(isinstance(value, str | None) for value in found.values()):
-        return None
-    return found if any(found.values()) else None
+_OF_DYNAMIC = ("graph", "per_tensor")  # which say nothing of how codes come about
 
 
 def recipe_of(text: str | None, thing: str) -> tuple[Recipe | None, str | None]:
@@ -34,7 +17,7 @@ def recipe_of(text: str | None, thing: str) -> tuple[Recipe | None, str | None]:
     if text is None:
         return None, None
     try:
-        return toml.parsed(text.encode("utf-8", "replace"), thing), None
+        return toml.parsed(text.encode("utf-8", "replace"), thing, _OF_DYNAMIC), None
     except QtoolError as error:
         return None, f"its recipe cannot be read: {error}"
 

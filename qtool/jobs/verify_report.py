@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from qtool.dtypes import DTYPES
 from qtool.errors import FormatError
-from qtool.jobs import streams
+from qtool.formats import Source
+from qtool.formats.carried import others
+from qtool.formats.checkpoint import CONFIG, INDEX, CheckpointSource
+from qtool.jobs import hashing, streams
 from qtool.jobs.verify_side import Side
 from qtool.jobs.verify_tensors import Comparison
+from qtool.layouts.provenance import Provenance
 from qtool.report import is_report
 
 # What is not computed from the files.
@@ -42,7 +47,7 @@ class Reference:
         comparison: Comparison,
         original: Side,
         quantized: Side,
-        provenance: Mapping[str, Any] | None,
+        provenance: Provenance | None,
     ) -> list[Problem]:
         """What the files hold in another way than the report says."""
         found: list[Problem] = [*self._sizes(original, quantized)]
@@ -61,17 +66,28 @@ class Reference:
             if said["container"] == source.container and said["bytes"] != source.nbytes:
                 yield None, f"{name} has {source.nbytes} bytes, the report says {said['bytes']}"
 
-    def _provenance(self, found: Mapping[str, Any] | None) -> Iterator[Problem]:
-        """Tool, version and recipe of the file's metadata, where the report has a recipe too."""
+    def _provenance(self, found: Provenance | None) -> Iterator[Problem]:
+        """Tool, version and recipe of the file's metadata."""
         if self.recipe is None or not self.report["tensors"]:
             return
         tool = self.report["tool"]
-        said = {"name": tool["name"], "version": tool["version"], "recipe": self.recipe}
+        if found is None:
+            yield None, "its metadata does not say what it was made by, the report does"
+            return
+        said = {"tool": tool["name"], "version": tool["version"], "recipe": self.recipe}
+        has = {"tool": found.name, "version": found.version, "recipe": found.recipe}
         for key, value in said.items():
-            if found is None or found[key] != value:
-                has = "nothing" if found is None or found[key] is None else repr(found[key])
-                what = "tool" if key == "name" else key
-                yield None, f"its metadata says {has} of the {what}, the report {value!r}"
+            if has[key] != value:
+                yield None, f"its metadata says {has[key]!r} of the {key}, the report {value!r}"
+
+    def changed(self, original: Source, quantized: Source) -> list[Problem]:
+        """The files that the report has hashes of, which differ from those that are there."""
+        return [
+            (None, problem)
+            for key, source in (("source", original), ("output", quantized))
+            if self.report[key].get("files") is not None
+            for problem in _changed(self.report[key], source)
+        ]
 
     def _tensors(self, comparison: Comparison, quantized: Side) -> Iterator[Problem]:
         """Types and figures."""
@@ -114,6 +130,47 @@ def _difference(found: Mapping[str, Any], said: Mapping[str, Any], *, is_onnx: b
     key = first or differing[0]
     more = f" ({len(differing) - 1} more differ)" if len(differing) > 1 else ""
     return f"its {key} is {found[key]}, the report says {said[key]}{more}"
+
+
+def _changed(said: Mapping[str, Any], source: Source) -> Iterator[str]:
+    """How the files of a source differ from a report's: its "source" or "output"."""
+    if said["container"] != source.container or said["name"] == streams.STANDARD:
+        return
+    wanted = {_relative(entry["name"], said): entry for entry in said["files"]}
+    found = _files(source)
+    for name in sorted(found.keys() - wanted.keys()):
+        yield f"{found[name]} is not among the files of the report"
+    for name in sorted(wanted.keys() - found.keys()):
+        yield f"{source.path}: {name or 'the file'} is missing"
+    both = {name: path for name, path in found.items() if name in wanted}
+    for entry in hashing.of_files(both, wanted=True) or []:
+        if entry["sha256"] != wanted[entry["name"]]["sha256"]:
+            yield f"{both[entry['name']]} has another SHA-256 than in the report"
+
+
+def _relative(name: str, said: Mapping[str, Any]) -> str:
+    """What a file of a report is called beside the model's file, itself "", or in the folder."""
+    if name == said["name"]:
+        return ""
+    folder = said["name"] if said["container"] == "checkpoint" else os.path.dirname(said["name"])
+    return os.path.relpath(name, folder or ".")
+
+
+def _files(source: Source) -> dict[str, Path]:
+    """The files of a source by such names."""
+    if source.container == "checkpoint":
+        checkpoint = cast(CheckpointSource, source)
+        names = [CONFIG, *([] if checkpoint.index is None else [INDEX]), *checkpoint.shards]
+        names += others(source.path, checkpoint.shards).carried
+        return {name: source.path / name for name in names}
+    found = {"": source.path}
+    if source.container == "onnx":
+        from qtool.formats.onnx import OnnxSource
+
+        folder = os.path.realpath(source.path.parent)
+        for path in cast(OnnxSource, source).external_files:
+            found[os.path.relpath(path, folder)] = path
+    return found
 
 
 def _integers(one: str, other: str) -> bool:
