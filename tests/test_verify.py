@@ -650,8 +650,8 @@ def test_the_report_has_what_the_metadata_says(pair: tuple[Path, Path]) -> None:
 
 @pytest.mark.parametrize(("said", "message"), [
     ({"recipe": 'dtype = "int4"\n'}, "its metadata says 'dtype = \"int4\"\\n' of the recipe, the "),
-    ({"tool": {"name": "qtool", "version": "9"}}, "its metadata says '9' of the version, the report"),
-    ({"tool": {"name": "other", "version": qtool.__version__}}, "its metadata says 'other' of the "),
+    ({"tool": {"name": "qtool", "version": "9"}}, "its metadata says '9' of the version, "),
+    ({"tool": {"name": "other", "version": qtool.__version__}}, "its metadata says 'other' of "),
     ({"tool": None, "recipe": None}, "its metadata does not say what it was made by, the report d"),
     ({"recipe": "dtype = "}, "its recipe cannot be read: "),
 ], ids=["recipe", "version", "tool", "nothing", "damaged"])  # fmt: skip
