@@ -373,10 +373,9 @@ def finish(report: dict[str, Any], *, json: bool, quiet: bool) -> None:
         render.warnings(report)
     elif report.get("dry_run"):
         render.planned(report)
-    elif report["command"] == "verify":
-        render.verified(report)
     else:
-        render.summary(report)
+        show_all = render.verified if report["command"] == "verify" else render.summary
+        show_all(report)
         render.gates(report)
 
 
