@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from qtool.jobs.finish import finish_folder as finish_folder
     from qtool.jobs.inspect import inspect_file as inspect_file
     from qtool.jobs.quantize import quantize_file as quantize_file
+    from qtool.jobs.verify import verify_file as verify_file
     from qtool.ops import dequantize_linear as dequantize_linear
     from qtool.ops import dynamic_quantize_linear as dynamic_quantize_linear
     from qtool.ops import onednn_quantize as onednn_quantize
@@ -49,6 +50,7 @@ _HOMES = {
     "quantize": "qtool.engine",
     "quantize_file": "qtool.jobs.quantize",
     "quantize_linear": "qtool.engine.operators",
+    "verify_file": "qtool.jobs.verify",
 }
 
 

@@ -20,6 +20,7 @@ from qtool.cli import (
     quantize,
     recipe,
     report,
+    verify,
 )
 from qtool.cli.exits import process
 from qtool.cli.options import FLAG
@@ -40,6 +41,7 @@ app.command(cls=Command, epilog=dequantize.EXAMPLE)(dequantize.dequantize)
 app.command(cls=Command, epilog=finish.EXAMPLE)(finish.finish)
 app.command(cls=Command, epilog=calibrate.EXAMPLE)(calibrate.calibrate)
 app.command(cls=Command, epilog=capture.EXAMPLE)(capture.capture)
+app.command(cls=Command, epilog=verify.EXAMPLE)(verify.verify)
 app.command(cls=Command, epilog=inspect.EXAMPLE)(inspect.inspect)
 app.command(cls=Command, epilog=compare.EXAMPLE)(compare.compare)
 app.command(cls=Command, epilog=report.EXAMPLE)(report.report)

@@ -360,7 +360,7 @@ def failing(*, json: bool, quiet: bool) -> Iterator[None]:
 
 
 def finish(report: dict[str, Any], *, json: bool, quiet: bool) -> None:
-    """Show the report or the plan of quantize or dynamic; warnings in any case."""
+    """Show the report of a command, or its plan; warnings in any case."""
     if json:
         show(report)
     if report.get("dry_run"):
@@ -374,7 +374,8 @@ def finish(report: dict[str, Any], *, json: bool, quiet: bool) -> None:
     elif report.get("dry_run"):
         render.planned(report)
     else:
-        render.summary(report)
+        show_all = render.verified if report["command"] == "verify" else render.summary
+        show_all(report)
         render.gates(report)
 
 

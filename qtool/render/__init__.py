@@ -10,6 +10,7 @@ from qtool.render.histogram import histogram_bins, plotted
 from qtool.render.listing import dtypes, inspected, presets
 from qtool.render.planned import planned
 from qtool.render.report import dequantized, summary, warnings
+from qtool.render.verify import verified
 
 __all__ = [
     "calibrated",
@@ -25,5 +26,6 @@ __all__ = [
     "presets",
     "progress",
     "summary",
+    "verified",
     "warnings",
 ]

@@ -12,6 +12,13 @@ from qtool.spec import TensorInfo
 from qtool.stats import Stats, exceeds, unravel
 
 VERSION = 1
+# Totals of what models put out; only verify runs them.
+OUTPUTS = (
+    "outputs_relative_error",
+    "outputs_max_abs_error",
+    "outputs_cosine_similarity",
+    "outputs_argmax_agreement",
+)
 LIBRARIES = ("numpy", "ml_dtypes", "onnx")
 
 
@@ -99,8 +106,8 @@ def build(
     command: str,
     source: Mapping[str, Any],
     output: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    recipe: str,
+    settings: Mapping[str, Any] | None,
+    recipe: str | None,
     tensors: Sequence[tuple[dict[str, Any], Stats]],
     skipped: Sequence[tuple[str, str]],
     warnings: Sequence[str],
@@ -114,18 +121,22 @@ def build(
         "command": command,
         "source": dict(source),
         "output": dict(output),
-        "settings": dict(settings),
+        "settings": None if settings is None else dict(settings),
         "recipe": recipe,
         "tensors": [record for record, _ in tensors],
         "skipped": [{"name": name, "reason": reason} for name, reason in skipped],
         "totals": {
             **totals(tensors, len(skipped)),
+            **dict.fromkeys(OUTPUTS),
             "file_bytes_before": source["bytes"],
             "file_bytes_after": output["bytes"],
         },
         "warnings": list(warnings),
         "gates": [],
         "strict": None,
+        "problems": [],
+        "checks": None,
+        "outputs": [],
         "seconds": round(seconds, 6),
     }
 
