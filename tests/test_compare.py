@@ -393,11 +393,22 @@ def test_csv_has_the_same_figures() -> None:
 
 
 def test_no_name_becomes_a_formula() -> None:
-    names = ("=cmd|' /C calc'!A0", "+1", "-2", "@sum", "\t=1", "\r=1", 'a,"b"\nc', "ü", "a=b")
+    names = (
+        "=cmd|' /C calc'!A0",
+        "+1",
+        "-2",
+        "@sum",
+        "\t=1",
+        "\r=1",
+        " =1",
+        'a,"b"\nc',
+        "ü",
+        "a=b",
+    )
     save_file({name: weight(32, 1) for name in names}, "m.safetensors")
     out = ok("compare", "m.safetensors", "--presets", "w4a16", "--per-tensor", "--csv", "-").out
     found = {row["tensor"] for row in parsed(out.decode())} - {""}
-    assert found == {f"'{name}" for name in names[:6]} | set(names[6:])
+    assert found == {f"'{name}" for name in names[:7]} | set(names[7:])
     for row in parsed(out.decode()):
         for cell in row.values():
             assert not cell.startswith(("=", "+", "@", "\t", "\r"))

@@ -50,6 +50,6 @@ def _cell(value: Any) -> Any:
     if isinstance(value, list):  # a tile
         return "x".join(map(str, value))
     if isinstance(value, str) and value:
-        is_risky = value.startswith(_FORMULA) or not value[0].isprintable()
+        is_risky = value.lstrip(" ").startswith(_FORMULA) or not value[0].isprintable()
         return f"'{value}" if is_risky else value
     return value
