@@ -33,7 +33,7 @@ def test_the_markdown(report: Path) -> None:
     assert lines[:3] == [
         "# weights.q.safetensors",
         "",
-        "2 quantized tensors\\: int4 /32. 8.3 kB became 2.0 kB, 4.12 times smaller.",
+        "2 quantized tensors\\: int4 /32. 8.3 kB became 2.1 kB, 3.91 times smaller.",
     ]
     record = found["tensors"][0]
     clipped = f"{record['clipped_fraction']:.3%}" if record["clipped"] else "0"
