@@ -27,8 +27,8 @@ def dynamic(
         str | None,
         typer.Option(
             metavar="DTYPE",
-            help="uint8, or int8 with \\[-127, 127]; with --graph that of the weights. "
-            "\\[default: uint8; int8 with --graph]",
+            help="uint8, or int8 with [-127, 127]; with --graph that of the weights. "
+            "[default: uint8; int8 with --graph]",
             autocompletion=options.words("uint8", "int8"),
             show_default=False,
         ),

@@ -67,7 +67,7 @@ def quantize(
             "--negative-scale/--no-negative-scale",
             metavar=options.FLAG,
             help="Choose the sign of scales too, so that the larger side has the code that only "
-            "one has; accept given ones below zero. \\[default: no]",
+            "one has; accept given ones below zero. [default: no]",
             show_default=False,
             rich_help_panel=options.SCALES,
         ),
@@ -88,7 +88,7 @@ def quantize(
         typer.Option(
             metavar="RULE",
             help="How float8e8m0 scales are rounded: floor, ceil, even, rceil or rceil-7.25. "
-            "\\[default: neighbours are compared]",
+            "[default: neighbours are compared]",
             autocompletion=options.words("floor", "ceil", "even", "rceil", "rceil-7.25"),
             show_default=False,
             rich_help_panel=options.SCALES,
@@ -99,7 +99,7 @@ def quantize(
         typer.Option(
             metavar="DTYPE",
             help="Type of the division: float32, float16 or bfloat16. "
-            "\\[default: float32; that of a given scale]",
+            "[default: float32; that of a given scale]",
             autocompletion=options.words("float32", "float16", "bfloat16"),
             show_default=False,
             rich_help_panel=options.ARITHMETIC,
@@ -111,7 +111,7 @@ def quantize(
             "--saturate/--no-saturate",
             metavar=options.FLAG,
             help="Float8 only: out of range gives the largest value, or else NaN or Inf. "
-            "\\[default: saturate]",
+            "[default: saturate]",
             show_default=False,
             rich_help_panel=options.ARITHMETIC,
         ),
@@ -121,7 +121,7 @@ def quantize(
         str | None,
         typer.Option(
             metavar="WHOSE",
-            help="onnx, or onednn: the zero point is added before rounding. \\[default: onnx]",
+            help="onnx, or onednn: the zero point is added before rounding. [default: onnx]",
             autocompletion=options.words("onnx", "onednn"),
             show_default=False,
             rich_help_panel=options.ARITHMETIC,
@@ -131,10 +131,9 @@ def quantize(
     source_dtype: options.SourceDtype = None,
     include: options.Include = None,
     exclude: options.Exclude = None,
-    rules: Annotated[
+    rule: Annotated[
         list[str] | None,
         typer.Option(
-            "--rule",
             metavar="RULE",
             help="'PATTERN: dtype=int8, block_size=64' for the tensors whose name matches, with "
             "the words of this page's options (none: as if not given), or 'PATTERN: skip'. "
@@ -177,7 +176,7 @@ def quantize(
         typer.Option(
             metavar="LIST",
             help="What to choose from: types with sizes of blocks, such as int4:32,int8:128, "
-            "or the words of a rule. Repeatable. \\[default: int4 and uint4 in blocks of 16 to "
+            "or the words of a rule. Repeatable. [default: int4 and uint4 in blocks of 16 to "
             "128, int8 in blocks of 32 and 128, and int2:32 but in DequantizeLinear, as far as "
             "the layout's readers take them]",
             show_default=False,
@@ -210,7 +209,7 @@ def quantize(
         typer.Option(
             metavar="LAYOUT",
             help="How quantized weights are spelled: native, compressed-tensors, modelopt or mlx; "
-            "for ONNX qdq or matmul-nbits. \\[default: native, qdq]",
+            "for ONNX qdq or matmul-nbits. [default: native, qdq]",
             autocompletion=options.words(
                 "native", "compressed-tensors", "modelopt", "mlx", "qdq", "matmul-nbits"
             ),
@@ -254,7 +253,7 @@ def quantize(
         float | None,
         typer.Option(
             metavar="D",
-            help="How much of its mean is added to a Hessian's diagonal. \\[default: 0.01]",
+            help="How much of its mean is added to a Hessian's diagonal. [default: 0.01]",
             show_default=False,
             rich_help_panel=options.ROUNDING,
         ),
@@ -265,7 +264,7 @@ def quantize(
             "--act-order/--no-act-order",
             metavar=options.FLAG,
             help="Round the columns of the largest inputs first, or in the weight's order. "
-            "\\[default: act-order]",
+            "[default: act-order]",
             show_default=False,
             rich_help_panel=options.ROUNDING,
         ),
@@ -307,7 +306,7 @@ def quantize(
                 scale_dtype=scale_dtype, global_scale=global_scale, mx_rule=mx_rule,
                 precision=precision, saturate=saturate, nonfinite=nonfinite,
                 semantics=semantics, narrow_range=narrow_range, source_dtype=source_dtype,
-                include=include or (), exclude=exclude or (), rules=rules or (), recipe=recipe,
+                include=include or (), exclude=exclude or (), rules=rule or (), recipe=recipe,
                 target_bits=target_bits, target_sqnr=target_sqnr, candidates=candidates or (),
                 save_recipe=save_recipe, importance=importance, layout=layout,
                 dynamic_activations=False if weights_alone else dynamic_activations,
