@@ -61,7 +61,7 @@ def capture(
     onnxruntime: pip install 'qtool[runtime]'.
     """
     with exit_code():
-        options.check_streams(output, json=json)
+        options.check_streams(output, [model], json=json)
         if hessian and mean_square:
             raise UsageError("--hessian", "is written without --mean-square", "leave one out")
         from qtool.jobs.capture import capture_file

@@ -188,7 +188,7 @@ def _table(ctx: typer.Context) -> str:
 
 
 def _keys(command: Any) -> config.Keys:
-    found = {}
+    found: dict[str, tuple[TyperOption, bool]] = {}
     for option in command.params:
         if isinstance(option, TyperOption):
             for names, is_straight in ((option.opts, True), (option.secondary_opts, False)):
@@ -245,7 +245,7 @@ def _layered(layers: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _with_origins(message: str, ctx: typer.Context) -> str:
     """A message with the place beside each option that is not from the command line."""
-    origins = {}
+    origins: dict[str, str | None] = {}
     for option in ctx.command.params:
         if isinstance(option, Option) and ctx.params.get(str(option.name)) is not None:
             origin = option.origin(ctx)

@@ -146,13 +146,13 @@ def _read(path: str, *, is_shared: bool) -> Mapping[str, Any] | None:
     import tomllib
 
     try:
-        said: Any = tomllib.loads(data.decode("utf-8-sig"))
+        said: dict[str, Any] = tomllib.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise FormatError(path, f"is no TOML: {error}") from error
     if not is_shared:
         return said
     tools = said.get("tool")
-    table = tools.get("qtool") if isinstance(tools, dict) else None
+    table: dict[str, Any] | None = tools.get("qtool") if isinstance(tools, dict) else None
     if table is not None and not isinstance(table, dict):
         raise UsageError(f"{path}: tool.qtool", f"is {_kind(table)}", "write [tool.qtool]")
     return table

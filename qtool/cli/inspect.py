@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from qtool.cli import options
+from qtool.cli import many, options
 from qtool.cli.exits import exit_code
+from qtool.jobs.progress import Progress
 
 EXAMPLE = "Example: qtool inspect model.onnx --stats"
 
 
 def inspect(
-    src: options.Source,
+    src: options.Sources,
     stats: Annotated[
         bool,
         typer.Option(
@@ -24,18 +25,26 @@ def inspect(
     ] = False,
     source_dtype: options.SourceDtype = None,
     json: options.Json = False,
+    json_lines: options.JsonLines = False,
 ) -> None:
-    """Say what a file holds: its tensors, and how they are quantized.
+    """Say what files hold: their tensors, and how they are quantized.
 
     Headers alone are read unless --stats is given.
     """
     with exit_code():
-        from qtool import render
         from qtool.jobs.inspect import inspect_file
 
-        with options.progress(quiet=not stats) as progress:
-            result = inspect_file(src, stats=stats, source_dtype=source_dtype, progress=progress)
-        if json:
-            options.show(result)
-        else:
-            render.inspected(result)
+        def run(source: str, progress: Progress) -> dict[str, Any]:
+            return inspect_file(source, stats=stats, source_dtype=source_dtype, progress=progress)
+
+        def show(result: dict[str, Any]) -> None:
+            if json:
+                options.show(result)
+            elif not json_lines:
+                from qtool import render
+
+                if result["name"] != src[0]:
+                    typer.echo()
+                render.inspected(result)
+
+        many.each(src, run, show, json=json, json_lines=json_lines, quiet=not stats)

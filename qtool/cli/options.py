@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -29,11 +28,11 @@ def words(*values: str) -> Callable[[], list[str]]:
     return lambda: list(values)
 
 
-Source = Annotated[
-    str,
+Sources = Annotated[
+    list[str],
     typer.Argument(
-        metavar="SRC",
-        help="File to read: .npy, .npz, .safetensors or .onnx, or a checkpoint folder; - is "
+        metavar="SRC...",
+        help="Files to read: .npy, .npz, .safetensors or .onnx, or checkpoint folders; - is "
         "standard input.",
     ),
 ]
@@ -43,7 +42,8 @@ Target = Annotated[
         "--output",
         "-o",
         metavar="DST",
-        help="File or folder to write; - is standard output. [default: beside SRC]",
+        help="File or folder to write, or a folder (one that ends in / is made) to put files in; "
+        "- is standard output. [default: beside SRC]",
         show_default=False,
     ),
 ]
@@ -304,6 +304,16 @@ Json = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+JsonLines = Annotated[
+    bool,
+    typer.Option(
+        "--json-lines",
+        metavar=FLAG,
+        help="Print the result of each SRC as JSON in one line, as soon as it is there; an error "
+        "is a line with its exit_code.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 Quiet = Annotated[
     bool,
     typer.Option(
@@ -318,12 +328,14 @@ Quiet = Annotated[
 
 def show(result: dict[str, Any]) -> None:
     """A result as strict JSON on standard output."""
-    typer.echo(json.dumps(result, indent=2, allow_nan=False))
+    from qtool.report import to_json
+
+    typer.echo(to_json(result), nl=False)
 
 
-def check_streams(output: str | None, *, json: bool) -> None:
+def check_streams(output: str | None, sources: Sequence[str], *, json: bool) -> None:
     """Refuse two results on one standard output."""
-    if json and output == "-":
+    if json and (output == "-" or (output is None and "-" in sources)):
         raise UsageError("--json", "standard output carries the file", "use --report FILE")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
-from qtool.cli import options
+from qtool.cli import many, options
 from qtool.cli.exits import exit_code
+from qtool.jobs.progress import Progress
 
 EXAMPLE = "Example: qtool quantize weights.safetensors --dtype int4 --block-size 32"
 
@@ -25,7 +27,7 @@ def _preset_names() -> list[str]:
 
 
 def quantize(
-    src: options.Source,
+    src: options.Sources,
     output: options.Target = None,
     dtype: Annotated[
         str | None,
@@ -285,6 +287,7 @@ def quantize(
     jobs: options.Jobs = None,
     force: options.Force = False,
     json: options.Json = False,
+    json_lines: options.JsonLines = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Quantize every float tensor of rank 2 and more that gets smaller by it, or an array.
@@ -293,14 +296,14 @@ def quantize(
     of a weight, per tensor of a bare array, or, by --block-size, per block.
     A report says what it cost.
     """
-    with exit_code(), options.failing(json=json, quiet=quiet):
+    with exit_code():
         options.check_semantics(semantics)
-        options.check_streams(output, json=json and not dry_run)
+        options.check_streams(output, src, json=(json or json_lines) and not dry_run)
         from qtool.jobs.quantize import quantize_file
 
-        with options.progress(quiet=quiet) as progress:
-            result = quantize_file(
-                src, output, dtype=dtype, preset=preset, axis=axis, block_size=block_size,
+        def run(source: str, progress: Progress) -> dict[str, Any]:
+            return quantize_file(
+                source, output, dtype=dtype, preset=preset, axis=axis, block_size=block_size,
                 tile=options.rows_and_columns(tile), symmetric=symmetric, method=method,
                 scale=scale, zero_point=zero_point, negative_scale=negative_scale,
                 scale_dtype=scale_dtype, global_scale=global_scale, mx_rule=mx_rule,
@@ -317,4 +320,8 @@ def quantize(
                 resume=resume, shards=shards, scheduler=scheduler, jobs=jobs, force=force,
                 progress=progress,
             )  # fmt: skip
-        options.finish(result, json=json, quiet=quiet)
+
+        with many.placing(src, output, report, save_recipe=save_recipe, baseline=baseline):
+            hidden = quiet or (dry_run and json_lines)  # a plan is printed on standard output too
+            shown = partial(options.finish, json=json, quiet=hidden)
+            many.each(src, run, shown, json=json, json_lines=json_lines, quiet=quiet)

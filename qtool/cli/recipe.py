@@ -17,7 +17,7 @@ SETTINGS = {"auto_envvar_prefix": "QTOOL_QUANTIZE"}
 # Options of `qtool quantize` that have no bearing on what the result is.
 _OTHERS = {
     "src", "output", "save_recipe", "report", "fail_if", "baseline", "strict", "dry_run",
-    "resume", "shards", "scheduler", "jobs", "force", "json", "quiet",
+    "resume", "shards", "scheduler", "jobs", "force", "json", "json_lines", "quiet",
 }  # fmt: skip
 
 

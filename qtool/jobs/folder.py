@@ -76,11 +76,11 @@ Result = Callable[[Run, dict[str, Any], dict[str, Any], Sequence[Record]], dict[
 
 
 def target(src: str | Path, dst: str | Path | None, tag: str) -> str:
-    """The name of the output: dst, or the source's with the tag."""
-    if dst is None:
+    """The name of the output: dst, or the source's with the tag, in dst where that ends in /."""
+    if dst is None or str(dst).endswith("/"):
         path = Path(src)
         path = path.resolve() if path.name in ("", "..") else path
-        return f"{path}-{tag}"
+        return streams.placed_in(dst, f"{path}-{tag}")
     if str(dst) == streams.STANDARD:
         raise UsageError("-o -", "standard output cannot carry a folder", "name a folder with -o")
     return str(dst)
@@ -88,7 +88,10 @@ def target(src: str | Path, dst: str | Path | None, tag: str) -> str:
 
 def report_path(report: str | Path | None, partial: Partial) -> Path:
     """Where the report goes: as asked, or beside DST as DST.report.json."""
-    return streams.report_path(report, "-") or Path(f"{partial.dst}.report.json")
+    name = f"{partial.dst}.report.json"
+    if report is not None and streams.is_folder(report):
+        return Path(streams.placed_in(report, name))
+    return streams.report_path(report, "-") or Path(name)
 
 
 def without(layout: Layout, tensors: Mapping[str, Stored]) -> dict[str, dict[str, Any] | None]:
