@@ -87,9 +87,10 @@ def target(src: str | Path, dst: str | Path | None, tag: str) -> str:
 
 
 def report_path(report: str | Path | None, partial: Partial) -> Path:
-    """Where the report goes: as asked, or beside DST as DST.report.json."""
+    """Where the report goes: as asked, or as DST.report.json beside DST or in a folder, whose name
+    ends in /."""
     name = f"{partial.dst}.report.json"
-    if report is not None and streams.is_folder(report):
+    if str(report or "").endswith("/"):
         return Path(streams.placed_in(report, name))
     return streams.report_path(report, "-") or Path(name)
 
