@@ -92,6 +92,8 @@ def report_path(report: str | Path | None, partial: Partial) -> Path:
     name = f"{partial.dst}.report.json"
     if str(report or "").endswith("/"):
         return Path(streams.placed_in(report, name))
+    if report is not None and Path(report).is_dir():
+        return Path(report)  # which is refused: it may be the source
     return streams.report_path(report, "-") or Path(name)
 
 
