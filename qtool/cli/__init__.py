@@ -19,8 +19,9 @@ from qtool.cli import (
     quantize,
     recipe,
 )
-from qtool.cli.command import PREFIX, Command, Group
+from qtool.cli.command import Command, Group
 from qtool.cli.exits import process
+from qtool.cli.layers import PREFIX
 from qtool.cli.options import FLAG
 
 app = typer.Typer(

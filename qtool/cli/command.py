@@ -9,49 +9,11 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from qtool.cli import config
+from qtool.cli import layers, manual
 from qtool.cli.exits import exit_code, speaking
 from qtool.errors import QtoolError
 
-PREFIX = "QTOOL"
-# Where Click says that values are from that somebody gave; the later ones win.
-_LAYERS = ("DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")
 _SPACE = "\u00a0"  # where lines of --help are not broken, until they are printed
-_CONFIG = "qtool.config"  # in a context: the Config in force, or the error that it gave
-# What `qtool --help` says beside options and commands.
-HELP = {
-    "Exit codes": """\b
-0    done, also where the reader of a pipe has gone away
-1    cannot be done; one line says what, why, and what to do
-2    wrong usage
-3    a gate, or --strict, has failed; the target is as it was
-130  interrupted (143: terminated)
-
-Of several sources the worst counts: 1 before 2 before 3.""",
-    "Environment": """\b
-QTOOL_COMMAND_OPTION  the option of a command, as its --help says: a flag is
-                      1 or 0, a repeatable option has one value in each
-                      line, and an empty variable is none
-QTOOL_CONFIG          the file with the configuration
-NO_COLOR, FORCE_COLOR, COLUMNS, TERM, TMPDIR
-                      as everywhere""",
-    "Configuration": """\b
-The nearest of qtool.toml and pyproject.toml, with a table [tool.qtool], in
-the current folder or one above it gives options that neither the command
-line nor the environment gives:
-
-\b
-  quiet = true                # for every command that has --quiet
-  [quantize]                  # [tool.qtool.quantize] in pyproject.toml
-  block-size = 32
-  include = ["*.mlp.*"]
-
-Names of files in it are relative to its folder; lists replace lists. What
---recipe names comes after all of these.""",
-    "Files": """\b
-Results go to standard output or to files that appear whole or not at all;
-tables and messages to standard error. - is standard input or output.""",
-}
 
 
 class Option(TyperOption):
@@ -65,7 +27,7 @@ class Option(TyperOption):
 
     def get_error_hint(self, ctx: Any) -> str:
         hint = super().get_error_hint(ctx)
-        origin = None if ctx is None else self.origin(ctx)
+        origin = None if ctx is None else layers.origin(ctx, self)
         return f"{hint} ({origin})" if origin else hint
 
     def get_help_record(self, ctx: Any) -> tuple[str, str] | None:
@@ -73,14 +35,6 @@ class Option(TyperOption):
         if record is None:
             return None
         return record[0], re.sub(r"\[env var: ", f"[env{_SPACE}var:{_SPACE}", record[1])
-
-    def origin(self, ctx: typer.Context) -> str | None:
-        """What to call the place that the value is from, where it is not the command line."""
-        source = ctx.get_parameter_source(str(self.name))
-        layer = None if source is None else source.name
-        if layer == "ENVIRONMENT":
-            return f"{ctx.auto_envvar_prefix}_{str(self.name).upper()}"
-        return f"in {ctx.meta[_CONFIG].path}" if layer == "DEFAULT_MAP" else None
 
 
 class Command(TyperCommand):
@@ -94,18 +48,18 @@ class Command(TyperCommand):
         if ctx.resilient_parsing:  # the shell completes
             return super().parse_args(ctx, args)
         try:
-            ctx.default_map = _defaults(ctx)
+            ctx.default_map = layers.defaults(ctx)
         except QtoolError as error:
-            ctx.meta[_CONFIG] = error
+            ctx.meta[layers.CONFIG] = error
         rest = super().parse_args(ctx, args)  # --help leaves here, whatever the file says
         with exit_code():
-            if isinstance(problem := ctx.meta[_CONFIG], QtoolError):
+            if isinstance(problem := ctx.meta[layers.CONFIG], QtoolError):
                 raise problem
-        _settle(ctx)
+        layers.settle(ctx)
         return rest
 
     def invoke(self, ctx: Any) -> Any:
-        with speaking(lambda message: _with_origins(message, ctx)):
+        with speaking(lambda message: layers.with_origins(message, ctx)):
             return super().invoke(ctx)
 
     def get_help_option(self, ctx: Any) -> Any:
@@ -118,17 +72,16 @@ class Command(TyperCommand):
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for param in self.get_params(ctx):
             if (record := param.get_help_record(ctx)) is not None:
-                is_option = param.param_type_name == "option"
-                name = getattr(param, "rich_help_panel", None) or (
-                    "Options" if is_option else "Arguments"
-                )
-                sections.setdefault(name, []).append(record)
+                default = "Options" if isinstance(param, Option) else "Arguments"
+                panel = getattr(param, "rich_help_panel", None) or default
+                sections.setdefault(panel, []).append(record)
         for name, records in sections.items():
-            with formatter.section(name):
-                formatter.write_dl(records, col_max=26)
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl(records, col_max=26)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         formatter.write_paragraph()
@@ -161,7 +114,7 @@ class Group(TyperGroup):
             formatter.write_dl([(name, " ".join(text.split())) for name, text in first.items()])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        for title, text in HELP.items():
+        for title, text in manual.SECTIONS.items():
             with formatter.section(title):
                 formatter.write_text(text)
         formatter.write_paragraph()
@@ -179,87 +132,13 @@ def _without_variable(option: Any) -> Any:
     """The same option, which the environment cannot give."""
     if option is not None:
         option.allow_from_autoenv = option.show_envvar = False
+        option.__class__ = Option
     return option
-
-
-def _table(ctx: typer.Context) -> str:
-    """The command whose options these are: those of `recipe` are those of `quantize`."""
-    return str(ctx.auto_envvar_prefix).removeprefix(f"{PREFIX}_").lower()
-
-
-def _keys(command: Any) -> config.Keys:
-    found: dict[str, tuple[TyperOption, bool]] = {}
-    for option in command.params:
-        if isinstance(option, TyperOption):
-            for names, is_straight in ((option.opts, True), (option.secondary_opts, False)):
-                long = [name[2:] for name in names if name.startswith("--")]
-                found |= dict.fromkeys(long, (option, is_straight))
-    return found
-
-
-def _defaults(ctx: typer.Context) -> dict[str, Any]:
-    """What the configuration says of a command's options."""
-    group: Any = ctx.parent
-    said = config.loaded(group.params["config"]) if _is_wanted(group) else None
-    ctx.meta[_CONFIG] = said
-    if said is None:
-        return {}
-    commands = {n: _keys(c) for n, c in group.command.commands.items() if n != "recipe"}
-    layers = said.layers(_table(ctx), commands)
-    known = {param.name for param in ctx.command.params}
-    values = _layered(layers) if all(layers) else layers[0] | layers[1]
-    return {name: value for name, value in values.items() if name in known}
-
-
-def _is_wanted(group: typer.Context) -> bool:
-    """Whether a configuration is to be read: --no-config is not given, or --config is nearer."""
-    if not group.params["no_config"]:
-        return True
-    sources: list[Any] = [group.get_parameter_source(name) for name in ("config", "no_config")]
-    file, none = (_LAYERS.index(s.name) if s.name in _LAYERS else -1 for s in sources)
-    if file == none:
-        group.fail("--config and --no-config contradict each other.")
-    return file > none
-
-
-def _settle(ctx: Any) -> None:
-    """Take away what a nearer place has overruled without naming it: blocks by a tile."""
-    layers: dict[str, dict[str, Any]] = {layer: {} for layer in _LAYERS}
-    for name, value in ctx.params.items():
-        source = ctx.get_parameter_source(name)
-        if value is not None and source.name in layers:
-            layers[source.name][name] = value
-    said = [layer for layer in layers.values() if layer]
-    if len(said) < 2:
-        return
-    kept = _layered(said)
-    for name in {name for layer in said for name in layer} - kept.keys():
-        ctx.params[name] = None
-
-
-def _layered(layers: list[dict[str, Any]]) -> dict[str, Any]:
-    from qtool.jobs.recipes import layered
-
-    return layered(layers)
-
-
-def _with_origins(message: str, ctx: typer.Context) -> str:
-    """A message with the place beside each option that is not from the command line."""
-    origins: dict[str, str | None] = {}
-    for option in ctx.command.params:
-        if isinstance(option, Option) and ctx.params.get(str(option.name)) is not None:
-            origin = option.origin(ctx)
-            origins |= dict.fromkeys([*option.opts, *option.secondary_opts], origin)
-    return re.sub(
-        r"(?<![\w-])--[a-z][a-z-]*",
-        lambda found: f"{found[0]} ({origin})" if (origin := origins.get(found[0])) else found[0],
-        message,
-    )
 
 
 def _in_force(ctx: typer.Context) -> str:
     """What the configuration says of this command, for its --help."""
-    said = ctx.meta.get(_CONFIG)
+    said = ctx.meta.get(layers.CONFIG)
     if isinstance(said, QtoolError):
         return f"Configuration: none, because of an error: {said}"
     if said is None:
