@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import signal
 import sys
@@ -90,15 +91,23 @@ def process() -> Iterator[None]:
     for name, mode in (("stdin", "r"), ("stdout", "r"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    codecs.register_error("qtool", _escaped)
     for output in (sys.stdout, sys.stderr):
         if isinstance(output, TextIOWrapper):  # names that the locale cannot write
-            output.reconfigure(errors="backslashreplace")
+            output.reconfigure(errors="qtool")
     try:
         yield
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # the reader of --help is gone
             sys.exit(0)
         raise
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    """What is written for characters that a stream lacks: their numbers, ~ for a cut in a name."""
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end].replace("…", "~")
+    return text.encode("ascii", "backslashreplace").decode("ascii"), error.end
 
 
 def _message(error: QtoolError) -> str:

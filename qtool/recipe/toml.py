@@ -11,6 +11,7 @@ dtype = "int8"
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -106,8 +107,9 @@ def _value(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         texts = [_value(item) for item in value]
         return f"[{', '.join(texts)}]" if len(texts) < 4 else _long(texts)
-    # JSON's escapes are TOML's too, which wants one more
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    # JSON's escapes are TOML's too, which wants one more; bytes of a file's name as \\xff
+    text = os.fsencode(str(value)).decode("utf-8", "backslashreplace")
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _long(texts: Sequence[str]) -> str:

@@ -20,15 +20,19 @@ def to_json(report: Mapping[str, Any], *, indent: int | None = 2) -> str:
     text: they are written as \\xff. indent None: in one line."""
     separators = (",", ":") if indent is None else None
     text = json.dumps(report, indent=indent, separators=separators, allow_nan=False)
-    if "\\udc" in text and (clean := _text(report)) != report:
+    if "\\ud" in text and (clean := _text(report)) != report:
         return to_json(clean, indent=indent)
     return text + "\n"
 
 
 def _text(value: Any) -> Any:
-    """The same without the lone surrogates that stand for such bytes."""
+    """The same without the lone surrogates that stand for such bytes, or for nothing."""
     if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        try:
+            data = value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            data = value.encode("utf-8", "backslashreplace")
+        return data.decode("utf-8", "backslashreplace")
     if isinstance(value, Mapping):
         return {_text(key): _text(item) for key, item in value.items()}
     return [_text(item) for item in value] if isinstance(value, list | tuple) else value
