@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _OWN, _SHARED = "qtool.toml", "pyproject.toml"
 _LIMIT = 1 << 20  # bytes
+_DOTS = 1000  # tomllib takes the square of a key's parts, minutes for a long one
 _FILES = ("FILE", "DST", "GIVEN")  # what --help calls names of files
 _NUMBERS = {"int": int, "int range": int, "float": int | float, "float range": int | float}
 
@@ -143,6 +144,8 @@ def _read(path: str, *, is_shared: bool) -> Mapping[str, Any] | None:
         return None
     if len(data) > _LIMIT:
         raise FormatError(path, "is larger than 1 MiB", "configuration is small")
+    if any(line.count(b".") > _DOTS for line in data.splitlines()):
+        raise FormatError(path, f"has more than {_DOTS} dots in a line", "keys are short")
     import tomllib
 
     try:

@@ -138,7 +138,7 @@ def _failed(source: str, error: QtoolError | MemoryError | OSError) -> dict[str,
     lines = [line if name in line else f"{name}: {line}" for line in lines]
     for line in lines:
         say(line)
-    said = {"source": source, "error": lines[-1], "exit_code": code}
+    said = {"source": source, "error": lines[0], "exit_code": code}
     return said | ({"report": error.report} if isinstance(error, GateError) else {})
 
 
