@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,12 @@ NAMES = ("fc1.weight", "fc2.weight", "head.weight")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to stand in, with a file of three weights."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     save_file({n: rng.standard_normal((8, 64), np.float32) for n in NAMES}, "m.safetensors")
-    yield tmp_path
+    return tmp_path
 
 
 def recipe(*arguments: str) -> dict[str, Any] | None:

@@ -20,12 +20,12 @@ def to_json(report: Mapping[str, Any], *, indent: int | None = 2) -> str:
     text: they are written as \\xff. indent None: in one line."""
     separators = (",", ":") if indent is None else None
     text = json.dumps(report, indent=indent, separators=separators, allow_nan=False)
-    if "\\ud" in text and (clean := _text(report)) != report:
+    if "\\ud" in text and (clean := _clean(report)) != report:
         return to_json(clean, indent=indent)
     return text + "\n"
 
 
-def _text(value: Any) -> Any:
+def _clean(value: Any) -> Any:
     """The same without the lone surrogates that stand for such bytes, or for nothing."""
     if isinstance(value, str):
         try:
@@ -34,8 +34,8 @@ def _text(value: Any) -> Any:
             data = value.encode("utf-8", "backslashreplace")
         return data.decode("utf-8", "backslashreplace")
     if isinstance(value, Mapping):
-        return {_text(key): _text(item) for key, item in value.items()}
-    return [_text(item) for item in value] if isinstance(value, list | tuple) else value
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    return [_clean(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def is_report(path: Path) -> bool:
