@@ -147,8 +147,8 @@ def quantize(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="TOML with the same words, and rules; options take precedence, rules come "
-            "behind its own. `qtool recipe` prints one.",
+            help="TOML with the same words, and rules; options take precedence, from variables and "
+            "configuration too, and rules come behind its own. `qtool recipe` prints one.",
             show_default=False,
             rich_help_panel=options.SELECTION,
         ),
