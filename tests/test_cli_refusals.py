@@ -160,7 +160,6 @@ ARGUMENTS: list[Any] = [  # arguments after "quantize", exit code, what the line
                  "report other.json: exists and is no qtool report", id="report-over-other-file"),
     pytest.param("x.npy --dtype int8 --report none/r.json", 1, "create its folder first",
                  id="report-without-folder"),
-    pytest.param("x.npy --dtype int8 --report .", 1, ".: is a folder", id="report-is-a-folder"),
     pytest.param("x.npy --dtype int8 --report x.npy", 1, "report x.npy: is also x.npy",
                  id="report-over-source"),
     pytest.param("x.npy --dtype int8 -o y.npz --report y.npz", 1, "report y.npz: is also y.npz",
@@ -389,7 +388,7 @@ def test_a_type_or_a_preset_has_to_be_given(tmp_path: Path) -> None:
     "arguments",
     [
         pytest.param(["quantize", "--dtype", "int8"], id="no-source"),
-        pytest.param(["quantize", "x.npy", "y.npy", "--dtype", "int8"], id="two-sources"),
+        pytest.param(["finish", "x", "y"], id="two-folders"),
         pytest.param(["quantize", "x.npy", "--dtype", "int8", "--axis", "one"], id="axis-in-words"),
         pytest.param(["quantize", "x.npy", "--dtype", "int8", "--frobnicate"], id="no-such-option"),
         pytest.param(["frobnicate"], id="no-such-command"),

@@ -22,18 +22,21 @@ from qtool.cli import (
     report,
     verify,
 )
+from qtool.cli.command import Command, Group
 from qtool.cli.exits import process
+from qtool.cli.layers import PREFIX
 from qtool.cli.options import FLAG
-from qtool.cli.usage import Command
 
 app = typer.Typer(
     name="qtool",
+    cls=Group,
     help="Quantize model weights in .npy, .npz, .safetensors and ONNX files with exactly the ONNX "
     "arithmetic, and report what it cost.",
     epilog="Example: qtool quantize weights.safetensors --dtype int4 --block-size 32",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": PREFIX},
 )
 app.command(cls=Command, epilog=quantize.EXAMPLE)(quantize.quantize)
 app.command(cls=Command, epilog=dynamic.EXAMPLE)(dynamic.dynamic)
@@ -46,7 +49,7 @@ app.command(cls=Command, epilog=inspect.EXAMPLE)(inspect.inspect)
 app.command(cls=Command, epilog=compare.EXAMPLE)(compare.compare)
 app.command(cls=Command, epilog=report.EXAMPLE)(report.report)
 app.command(cls=Command, epilog=dtypes.EXAMPLE)(dtypes.dtypes)
-app.command(cls=Command, epilog=recipe.EXAMPLE)(recipe.recipe)
+app.command(cls=Command, epilog=recipe.EXAMPLE, context_settings=recipe.SETTINGS)(recipe.recipe)
 app.command(cls=Command, epilog=presets.EXAMPLE)(presets.presets)
 
 
@@ -65,8 +68,17 @@ def _options(
             metavar=FLAG,
             help="Print the version and leave.",
             is_eager=True,
+            allow_from_autoenv=False,
             callback=lambda value: _print_version(wanted=value),
         ),
+    ] = False,
+    config: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Take options from this file.", show_default=False),
+    ] = None,
+    no_config: Annotated[
+        bool,
+        typer.Option("--no-config", metavar=FLAG, help="Take options from no file."),
     ] = False,
 ) -> None: ...
 

@@ -50,7 +50,7 @@ def calibrate(
     several times. One scale per tensor, or along --axis.
     """
     with exit_code():
-        options.check_streams(output, json=json)
+        options.check_streams(output, batches, json=json)
         from qtool.jobs.calibrate import calibrate_files
 
         with options.progress(quiet=quiet) as progress:

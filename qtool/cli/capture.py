@@ -58,10 +58,10 @@ def capture(
     For every weight, under its name, the rows (rows, in_features) that a
     MatMul, Gemm or Conv multiplies by it. An array with an input's axes holds
     samples along the first one; one more axis in front counts runs. It takes
-    onnxruntime: pip install 'qtool\\[runtime]'.
+    onnxruntime: pip install 'qtool[runtime]'.
     """
     with exit_code():
-        options.check_streams(output, json=json)
+        options.check_streams(output, [model], json=json)
         if hessian and mean_square:
             raise UsageError("--hessian", "is written without --mean-square", "leave one out")
         from qtool.jobs.capture import capture_file

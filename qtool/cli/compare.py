@@ -18,12 +18,19 @@ SWEEP = "Combinations"
 
 
 def compare(
-    src: options.Source,
+    src: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC",
+            help="File to read: .npy, .npz, .safetensors or .onnx, or a checkpoint folder; - is "
+            "standard input.",
+        ),
+    ],
     dtypes: Annotated[
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Target types, with commas between them. \\[default: int8,int4,float8e4m3fn, "
+            help="Target types, with commas between them. [default: int8,int4,float8e4m3fn, "
             "unless there are presets or candidates]",
             show_default=False,
             rich_help_panel=SWEEP,
@@ -34,7 +41,7 @@ def compare(
         typer.Option(
             metavar="LIST",
             help="Sizes of blocks for every type; also axis, one scale per channel, and tensor, "
-            "one for a bare array. \\[default: as without --block-size, and 128,32]",
+            "one for a bare array. [default: as without --block-size, and 128,32]",
             show_default=False,
             rich_help_panel=SWEEP,
         ),
@@ -44,7 +51,7 @@ def compare(
         typer.Option(
             metavar="LIST",
             help="How scales are chosen, such as absmax,mse: each for every combination. "
-            "\\[default: the type's own]",
+            "[default: the type's own]",
             show_default=False,
             rich_help_panel=SWEEP,
         ),
@@ -92,7 +99,7 @@ def compare(
             metavar="LAYOUT",
             help="Whose readers the result would be for, which decides what they can load: "
             "native, compressed-tensors, modelopt or mlx; for ONNX qdq or matmul-nbits. "
-            "\\[default: native, qdq]",
+            "[default: native, qdq]",
             autocompletion=options.words(
                 "native", "compressed-tensors", "modelopt", "mlx", "qdq", "matmul-nbits"
             ),

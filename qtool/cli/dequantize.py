@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from qtool.cli import options
+from qtool.cli import many, options
 from qtool.cli.exits import exit_code
+from qtool.jobs.progress import Progress
 
 EXAMPLE = "Example: qtool dequantize weights.int4.safetensors -o restored.safetensors"
 
 
 def dequantize(
-    src: options.Source,
+    src: options.Sources,
     output: options.Target = None,
     dtype: Annotated[
         str,
@@ -42,6 +43,7 @@ def dequantize(
     jobs: options.Jobs = None,
     force: options.Force = False,
     json: options.Json = False,
+    json_lines: options.JsonLines = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Turn a quantized file back into floats, in the same container.
@@ -50,19 +52,24 @@ def dequantize(
     holds codes alone.
     """
     with exit_code():
-        options.check_streams(output, json=json)
+        options.check_streams(output, src, json=json or json_lines)
         from qtool.jobs.dequantize import dequantize_file
 
-        with options.progress(quiet=quiet) as progress:
-            result = dequantize_file(
-                src, output, dtype=dtype, scale=scale, zero_point=zero_point, axis=axis,
+        def run(source: str, progress: Progress) -> dict[str, Any]:
+            return dequantize_file(
+                source, output, dtype=dtype, scale=scale, zero_point=zero_point, axis=axis,
                 block_size=block_size, tile=options.rows_and_columns(tile),
                 source_dtype=source_dtype, external_data=external_data, resume=resume, jobs=jobs,
                 force=force, progress=progress,
             )  # fmt: skip
-        if json:
-            options.show(result)
-        if not quiet:
-            from qtool import render
 
-            render.dequantized(result)
+        def show(result: dict[str, Any]) -> None:
+            if json:
+                options.show(result)
+            if not quiet:
+                from qtool import render
+
+                render.dequantized(result)
+
+        with many.placing(src, output, by_suffix=True):
+            many.each(src, run, show, json=json, json_lines=json_lines, quiet=quiet)

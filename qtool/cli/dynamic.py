@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
-from qtool.cli import options
+from qtool.cli import many, options
 from qtool.cli.exits import exit_code
+from qtool.jobs.progress import Progress
 
 EXAMPLE = "Example: qtool dynamic input.npy"
 
 
 def dynamic(
-    src: options.Source,
+    src: options.Sources,
     output: options.Target = None,
     graph: Annotated[
         bool,
@@ -27,8 +29,8 @@ def dynamic(
         str | None,
         typer.Option(
             metavar="DTYPE",
-            help="uint8, or int8 with \\[-127, 127]; with --graph that of the weights. "
-            "\\[default: uint8; int8 with --graph]",
+            help="uint8, or int8 with [-127, 127]; with --graph that of the weights. "
+            "[default: uint8; int8 with --graph]",
             autocompletion=options.words("uint8", "int8"),
             show_default=False,
         ),
@@ -60,6 +62,7 @@ def dynamic(
     jobs: options.Jobs = None,
     force: options.Force = False,
     json: options.Json = False,
+    json_lines: options.JsonLines = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Quantize an array, or each float tensor of a file, by ONNX DynamicQuantizeLinear.
@@ -68,17 +71,21 @@ def dynamic(
     zero included. With --graph, MatMul, Gemm and Conv of an ONNX model become
     DynamicQuantizeLinear with MatMulInteger or ConvInteger.
     """
-    with exit_code(), options.failing(json=json, quiet=quiet):
-        options.check_streams(output, json=json and not dry_run)
+    with exit_code():
+        options.check_streams(output, src, json=(json or json_lines) and not dry_run)
         from qtool.jobs.dynamic import dynamic_file
 
-        with options.progress(quiet=quiet) as progress:
-            result = dynamic_file(
-                src, output, dtype=dtype, graph=graph, per_tensor=per_tensor,
+        def run(source: str, progress: Progress) -> dict[str, Any]:
+            return dynamic_file(
+                source, output, dtype=dtype, graph=graph, per_tensor=per_tensor,
                 source_dtype=source_dtype, include=include or (), exclude=exclude or (), to=to,
                 external_data=external_data, requantize=requantize, allow_empty=allow_empty,
                 report=report, fail_if=fail_if or (), baseline=baseline, strict=strict,
                 dry_run=dry_run, hash=hash, resume=resume, shards=shards, scheduler=scheduler,
                 jobs=jobs, force=force, progress=progress,
             )  # fmt: skip
-        options.finish(result, json=json, quiet=quiet)
+
+        with many.placing(src, output, report, baseline=baseline):
+            hidden = quiet or (dry_run and json_lines)  # a plan is printed on standard output too
+            shown = partial(options.finish, json=json, quiet=hidden)
+            many.each(src, run, shown, json=json, json_lines=json_lines, quiet=quiet)

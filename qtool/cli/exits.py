@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from io import TextIOWrapper, UnsupportedOperation
 
 import typer
@@ -23,6 +25,18 @@ _ARGUMENTS = {
 
 
 _LINES = 20  # of failures
+# What is put into a message before it is shown: where the options that it names are from.
+_annotated: ContextVar[Callable[[str], str]] = ContextVar("_annotated", default=str)
+
+
+@contextmanager
+def speaking(annotated: Callable[[str], str]) -> Iterator[None]:
+    """Let messages go through a function meanwhile."""
+    token = _annotated.set(annotated)
+    try:
+        yield
+    finally:
+        _annotated.reset(token)
 
 
 @contextmanager
@@ -37,22 +51,29 @@ def exit_code() -> Iterator[None]:
         os.dup2(nowhere, sys.stdout.fileno())
         os.dup2(nowhere, sys.stderr.fileno())
     except KeyboardInterrupt:
-        _fail("interrupted", 130)
-    except GateError as error:
-        for line in (_message(error), *error.others[: _LINES - 1]):
-            _say(line)
-        if (more := len(error.others) - _LINES + 1) > 0:
-            _say(f"and {more} more failures, which the report lists")
-        raise typer.Exit(3) from None
-    except QtoolError as error:
-        _fail(_message(error), 2 if isinstance(error, UsageError) else 1)
-    except MemoryError:
-        _fail("out of memory: use a machine with more, or smaller tensors", 1)
-    except UnsupportedOperation:  # see process()
-        _fail("standard output: is closed; redirect it to a file", 1)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename is not None else ""
-        _fail(f"{where}{error.strerror or error}", 1)
+        say("interrupted")
+        raise typer.Exit(130) from None
+    except (QtoolError, MemoryError, OSError) as error:
+        lines, code = explained(error)
+        for line in lines:
+            say(line)
+        raise typer.Exit(code) from error
+
+
+def explained(error: QtoolError | MemoryError | OSError) -> tuple[list[str], int]:
+    """What an error says, each line of it, and the exit code that it asks for."""
+    if isinstance(error, QtoolError):
+        code = 3 if isinstance(error, GateError) else 2 if isinstance(error, UsageError) else 1
+        others = list(error.others) if isinstance(error, GateError) else []
+        if (more := len(others) - _LINES + 1) > 0:
+            others[_LINES - 1 :] = [f"and {more} more failures, which the report lists"]
+        return [_annotated.get()(line) for line in (_message(error), *others)], code
+    if isinstance(error, MemoryError):
+        return ["out of memory: use a machine with more, or smaller tensors"], 1
+    if isinstance(error, UnsupportedOperation):  # see process()
+        return ["standard output: is closed; redirect it to a file"], 1
+    where = f"{error.filename}: " if error.filename is not None else ""
+    return [f"{where}{error.strerror or error}"], 1
 
 
 @contextmanager
@@ -70,15 +91,23 @@ def process() -> Iterator[None]:
     for name, mode in (("stdin", "r"), ("stdout", "r"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    codecs.register_error("qtool", _escaped)
     for output in (sys.stdout, sys.stderr):
         if isinstance(output, TextIOWrapper):  # names that the locale cannot write
-            output.reconfigure(errors="backslashreplace")
+            output.reconfigure(errors="qtool")
     try:
         yield
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # the reader of --help is gone
             sys.exit(0)
         raise
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    """What is written for characters that a stream lacks: their numbers, ~ for a cut in a name."""
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end].replace("…", "~")
+    return text.encode("ascii", "backslashreplace").decode("ascii"), error.end
 
 
 def _message(error: QtoolError) -> str:
@@ -89,12 +118,8 @@ def _message(error: QtoolError) -> str:
     return str(QtoolError(thing, error.rule, error.remedy))
 
 
-def _fail(message: str, code: int) -> None:
-    _say(message)
-    raise typer.Exit(code)
-
-
-def _say(message: str) -> None:
+def say(message: str) -> None:
+    """An error as one line on standard error."""
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
     typer.secho(f"qtool: {line}", err=True, fg=typer.colors.RED, color=_wants_color())
 

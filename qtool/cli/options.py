@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -29,11 +28,11 @@ def words(*values: str) -> Callable[[], list[str]]:
     return lambda: list(values)
 
 
-Source = Annotated[
-    str,
+Sources = Annotated[
+    list[str],
     typer.Argument(
-        metavar="SRC",
-        help="File to read: .npy, .npz, .safetensors or .onnx, or a checkpoint folder; - is "
+        metavar="SRC...",
+        help="Files to read: .npy, .npz, .safetensors or .onnx, or checkpoint folders; - is "
         "standard input.",
     ),
 ]
@@ -43,7 +42,8 @@ Target = Annotated[
         "--output",
         "-o",
         metavar="DST",
-        help="File or folder to write; - is standard output. \\[default: beside SRC]",
+        help="File or folder to write, or a folder (one that ends in / is made) to put files in; "
+        "- is standard output. [default: beside SRC]",
         show_default=False,
     ),
 ]
@@ -53,7 +53,7 @@ Output = Annotated[
         "--output",
         "-o",
         metavar="DST",
-        help="File to write; - is standard output. \\[default: beside the first file]",
+        help="File to write; - is standard output. [default: beside the first file]",
         show_default=False,
     ),
 ]
@@ -93,7 +93,7 @@ Symmetric = Annotated[
     typer.Option(
         "--symmetric/--asymmetric",
         metavar=FLAG,
-        help="Grid centred on zero, or over \\[min, max]. \\[default: symmetric; "
+        help="Grid centred on zero, or over [min, max]. [default: symmetric; "
         "asymmetric for unsigned types]",
         show_default=False,
         rich_help_panel=SCALES,
@@ -105,7 +105,7 @@ Method = Annotated[
         metavar="METHOD",
         help="How the scale is chosen: mse or optimal (least squared error, searched or exact), "
         "absmax (symmetric), minmax (asymmetric), entropy or percentile:P, for example "
-        "percentile:99.9. \\[default: mse up to 4 bits and for mx and nvfp4, else absmax, or "
+        "percentile:99.9. [default: mse up to 4 bits and for mx and nvfp4, else absmax, or "
         "minmax where asymmetric]",
         autocompletion=words("mse", "optimal", "absmax", "minmax", "entropy", "percentile:99.9"),
         show_default=False,
@@ -117,7 +117,7 @@ ScaleDtype = Annotated[
     typer.Option(
         metavar="DTYPE",
         help="Type that scales are stored in: float32, float16, "
-        "bfloat16, float8e8m0 or float8e4m3fn. \\[default: the weight's own]",
+        "bfloat16, float8e8m0 or float8e4m3fn. [default: the weight's own]",
         autocompletion=words("float32", "float16", "bfloat16", "float8e8m0", "float8e4m3fn"),
         show_default=False,
         rich_help_panel=SCALES,
@@ -128,7 +128,7 @@ NonFinite = Annotated[
     typer.Option(
         metavar="WHAT",
         help="NaN and Inf in the source: error, or allow (Inf "
-        "saturates, NaN becomes NaN or the zero point). \\[default: error]",
+        "saturates, NaN becomes NaN or the zero point). [default: error]",
         autocompletion=words("error", "allow"),
         show_default=False,
         rich_help_panel=ARITHMETIC,
@@ -139,7 +139,7 @@ NarrowRange = Annotated[
     typer.Option(
         "--narrow-range/--no-narrow-range",
         metavar=FLAG,
-        help="Leave the lowest code unused: \\[-127, 127] for int8. \\[default: no]",
+        help="Leave the lowest code unused: [-127, 127] for int8. [default: no]",
         show_default=False,
         rich_help_panel=ARITHMETIC,
     ),
@@ -192,7 +192,7 @@ To = Annotated[
         metavar="FORMAT",
         autocompletion=words("safetensors", "npz", "npy"),
         help="Container to write: safetensors, npz, or npy (the codes "
-        "alone). \\[default: by DST's suffix, else safetensors; ONNX stays ONNX]",
+        "alone). [default: by DST's suffix, else safetensors; ONNX stays ONNX]",
         show_default=False,
         rich_help_panel=OUTPUT,
     ),
@@ -211,7 +211,7 @@ ReportFile = Annotated[
     typer.Option(
         "--report",
         metavar="FILE",
-        help="Where the JSON report goes. \\[default: DST's name with .report.json]",
+        help="Where the JSON report goes. [default: DST's name with .report.json]",
         show_default=False,
         rich_help_panel=OUTPUT,
     ),
@@ -295,7 +295,7 @@ Jobs = Annotated[
     typer.Option(
         metavar="N",
         min=1,
-        help="Threads for large tensors. \\[default: the cores that the process may use]",
+        help="Threads for large tensors. [default: the cores that the process may use]",
         show_default=False,
         rich_help_panel=OUTPUT,
     ),
@@ -313,6 +313,16 @@ Json = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+JsonLines = Annotated[
+    bool,
+    typer.Option(
+        "--json-lines",
+        metavar=FLAG,
+        help="Print the result of each SRC as JSON in one line, as soon as it is there; an error "
+        "is a line with its exit_code.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 Quiet = Annotated[
     bool,
     typer.Option(
@@ -327,12 +337,14 @@ Quiet = Annotated[
 
 def show(result: dict[str, Any]) -> None:
     """A result as strict JSON on standard output."""
-    typer.echo(json.dumps(result, indent=2, allow_nan=False))
+    from qtool.report import to_json
+
+    typer.echo(to_json(result), nl=False)
 
 
-def check_streams(output: str | None, *, json: bool) -> None:
+def check_streams(output: str | None, sources: Sequence[str], *, json: bool) -> None:
     """Refuse two results on one standard output."""
-    if json and output == "-":
+    if json and (output == "-" or (output is None and "-" in sources)):
         raise UsageError("--json", "standard output carries the file", "use --report FILE")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
-from qtool.cli import options
+from qtool.cli import many, options
 from qtool.cli.exits import exit_code
+from qtool.jobs.progress import Progress
 
 EXAMPLE = "Example: qtool quantize weights.safetensors --dtype int4 --block-size 32"
 
@@ -25,7 +27,7 @@ def _preset_names() -> list[str]:
 
 
 def quantize(
-    src: options.Source,
+    src: options.Sources,
     output: options.Target = None,
     dtype: Annotated[
         str | None,
@@ -67,7 +69,7 @@ def quantize(
             "--negative-scale/--no-negative-scale",
             metavar=options.FLAG,
             help="Choose the sign of scales too, so that the larger side has the code that only "
-            "one has; accept given ones below zero. \\[default: no]",
+            "one has; accept given ones below zero. [default: no]",
             show_default=False,
             rich_help_panel=options.SCALES,
         ),
@@ -88,7 +90,7 @@ def quantize(
         typer.Option(
             metavar="RULE",
             help="How float8e8m0 scales are rounded: floor, ceil, even, rceil or rceil-7.25. "
-            "\\[default: neighbours are compared]",
+            "[default: neighbours are compared]",
             autocompletion=options.words("floor", "ceil", "even", "rceil", "rceil-7.25"),
             show_default=False,
             rich_help_panel=options.SCALES,
@@ -99,7 +101,7 @@ def quantize(
         typer.Option(
             metavar="DTYPE",
             help="Type of the division: float32, float16 or bfloat16. "
-            "\\[default: float32; that of a given scale]",
+            "[default: float32; that of a given scale]",
             autocompletion=options.words("float32", "float16", "bfloat16"),
             show_default=False,
             rich_help_panel=options.ARITHMETIC,
@@ -111,7 +113,7 @@ def quantize(
             "--saturate/--no-saturate",
             metavar=options.FLAG,
             help="Float8 only: out of range gives the largest value, or else NaN or Inf. "
-            "\\[default: saturate]",
+            "[default: saturate]",
             show_default=False,
             rich_help_panel=options.ARITHMETIC,
         ),
@@ -121,7 +123,7 @@ def quantize(
         str | None,
         typer.Option(
             metavar="WHOSE",
-            help="onnx, or onednn: the zero point is added before rounding. \\[default: onnx]",
+            help="onnx, or onednn: the zero point is added before rounding. [default: onnx]",
             autocompletion=options.words("onnx", "onednn"),
             show_default=False,
             rich_help_panel=options.ARITHMETIC,
@@ -131,10 +133,9 @@ def quantize(
     source_dtype: options.SourceDtype = None,
     include: options.Include = None,
     exclude: options.Exclude = None,
-    rules: Annotated[
+    rule: Annotated[
         list[str] | None,
         typer.Option(
-            "--rule",
             metavar="RULE",
             help="'PATTERN: dtype=int8, block_size=64' for the tensors whose name matches, with "
             "the words of this page's options (none: as if not given), or 'PATTERN: skip'. "
@@ -146,8 +147,8 @@ def quantize(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="TOML with the same words, and rules; options take precedence, rules come "
-            "behind its own. `qtool recipe` prints one.",
+            help="TOML with the same words, and rules; options take precedence, from variables and "
+            "configuration too, and rules come behind its own. `qtool recipe` prints one.",
             show_default=False,
             rich_help_panel=options.SELECTION,
         ),
@@ -177,7 +178,7 @@ def quantize(
         typer.Option(
             metavar="LIST",
             help="What to choose from: types with sizes of blocks, such as int4:32,int8:128, "
-            "or the words of a rule. Repeatable. \\[default: int4 and uint4 in blocks of 16 to "
+            "or the words of a rule. Repeatable. [default: int4 and uint4 in blocks of 16 to "
             "128, int8 in blocks of 32 and 128, and int2:32 but in DequantizeLinear, as far as "
             "the layout's readers take them]",
             show_default=False,
@@ -210,7 +211,7 @@ def quantize(
         typer.Option(
             metavar="LAYOUT",
             help="How quantized weights are spelled: native, compressed-tensors, modelopt or mlx; "
-            "for ONNX qdq or matmul-nbits. \\[default: native, qdq]",
+            "for ONNX qdq or matmul-nbits. [default: native, qdq]",
             autocompletion=options.words(
                 "native", "compressed-tensors", "modelopt", "mlx", "qdq", "matmul-nbits"
             ),
@@ -254,7 +255,7 @@ def quantize(
         float | None,
         typer.Option(
             metavar="D",
-            help="How much of its mean is added to a Hessian's diagonal. \\[default: 0.01]",
+            help="How much of its mean is added to a Hessian's diagonal. [default: 0.01]",
             show_default=False,
             rich_help_panel=options.ROUNDING,
         ),
@@ -265,7 +266,7 @@ def quantize(
             "--act-order/--no-act-order",
             metavar=options.FLAG,
             help="Round the columns of the largest inputs first, or in the weight's order. "
-            "\\[default: act-order]",
+            "[default: act-order]",
             show_default=False,
             rich_help_panel=options.ROUNDING,
         ),
@@ -287,6 +288,7 @@ def quantize(
     jobs: options.Jobs = None,
     force: options.Force = False,
     json: options.Json = False,
+    json_lines: options.JsonLines = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Quantize every float tensor of rank 2 and more that gets smaller by it, or an array.
@@ -295,20 +297,20 @@ def quantize(
     of a weight, per tensor of a bare array, or, by --block-size, per block.
     A report says what it cost.
     """
-    with exit_code(), options.failing(json=json, quiet=quiet):
+    with exit_code():
         options.check_semantics(semantics)
-        options.check_streams(output, json=json and not dry_run)
+        options.check_streams(output, src, json=(json or json_lines) and not dry_run)
         from qtool.jobs.quantize import quantize_file
 
-        with options.progress(quiet=quiet) as progress:
-            result = quantize_file(
-                src, output, dtype=dtype, preset=preset, axis=axis, block_size=block_size,
+        def run(source: str, progress: Progress) -> dict[str, Any]:
+            return quantize_file(
+                source, output, dtype=dtype, preset=preset, axis=axis, block_size=block_size,
                 tile=options.rows_and_columns(tile), symmetric=symmetric, method=method,
                 scale=scale, zero_point=zero_point, negative_scale=negative_scale,
                 scale_dtype=scale_dtype, global_scale=global_scale, mx_rule=mx_rule,
                 precision=precision, saturate=saturate, nonfinite=nonfinite,
                 semantics=semantics, narrow_range=narrow_range, source_dtype=source_dtype,
-                include=include or (), exclude=exclude or (), rules=rules or (), recipe=recipe,
+                include=include or (), exclude=exclude or (), rules=rule or (), recipe=recipe,
                 target_bits=target_bits, target_sqnr=target_sqnr, candidates=candidates or (),
                 save_recipe=save_recipe, importance=importance, layout=layout,
                 dynamic_activations=False if weights_alone else dynamic_activations,
@@ -320,4 +322,8 @@ def quantize(
                 resume=resume, shards=shards, scheduler=scheduler, jobs=jobs, force=force,
                 progress=progress,
             )  # fmt: skip
-        options.finish(result, json=json, quiet=quiet)
+
+        with many.placing(src, output, report, save_recipe=save_recipe, baseline=baseline):
+            hidden = quiet or (dry_run and json_lines)  # a plan is printed on standard output too
+            shown = partial(options.finish, json=json, quiet=hidden)
+            many.each(src, run, shown, json=json, json_lines=json_lines, quiet=quiet)

@@ -13,10 +13,12 @@ from qtool.cli.quantize import quantize
 from qtool.errors import UsageError
 
 EXAMPLE = "Example: qtool recipe --preset w4a16 --rule 'lm_head*: dtype=int8' > recipe.toml"
+# Variables and configuration are those of `qtool quantize` too.
+SETTINGS = {"auto_envvar_prefix": "QTOOL_QUANTIZE"}
 # Options of `qtool quantize` that have no bearing on what the result is.
 _OTHERS = {
     "src", "output", "save_recipe", "report", "fail_if", "baseline", "strict", "dry_run", "hash",
-    "resume", "shards", "scheduler", "jobs", "force", "json", "quiet",
+    "resume", "shards", "scheduler", "jobs", "force", "json", "json_lines", "quiet",
 }  # fmt: skip
 _FROM = "made"
 _From = Annotated[
@@ -47,7 +49,7 @@ def recipe(**given: Any) -> None:
         from qtool.jobs.recipes import recipe_text
 
         tile = options.rows_and_columns(given.pop("tile"))
-        rules = given.pop("rules") or ()
+        rules = given.pop("rule") or ()
         lists = {name: given.pop(name) or () for name in ("include", "exclude")}
         typer.echo(recipe_text(**given, **lists, rules=rules, tile=tile), nl=False)
 

@@ -28,7 +28,7 @@ def report(
             "-o",
             metavar="DST",
             help="File to write: .html, .md, .csv or .png; - is standard output. "
-            "\\[default: REPORT's name with .html]",
+            "[default: REPORT's name with .html]",
             show_default=False,
         ),
     ] = None,
@@ -37,7 +37,7 @@ def report(
         typer.Option(
             metavar="FORMAT",
             autocompletion=options.words("html", "md", "csv", "png"),
-            help="html, md, csv or png. \\[default: by DST's suffix, else html]",
+            help="html, md, csv or png. [default: by DST's suffix, else html]",
             show_default=False,
         ),
     ] = None,
@@ -45,7 +45,7 @@ def report(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Where the values of the weights are. \\[default: the report's source]",
+            help="Where the values of the weights are. [default: the report's source]",
             show_default=False,
             rich_help_panel=_PICTURES,
         ),
@@ -54,7 +54,7 @@ def report(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Where the codes and scales are. \\[default: the report's output]",
+            help="Where the codes and scales are. [default: the report's output]",
             show_default=False,
             rich_help_panel=_PICTURES,
         ),

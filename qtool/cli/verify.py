@@ -36,7 +36,7 @@ def verify(
         typer.Option(
             metavar="REPORT",
             help="Report of `qtool quantize` that the files must agree with: types and figures of "
-            "all tensors, sizes, hashes, tool, version and recipe. \\[default: the one beside "
+            "all tensors, sizes, hashes, tool, version and recipe. [default: the one beside "
             "QUANTIZED, where it is there]",
             show_default=False,
             rich_help_panel=options.CHECKS,
@@ -88,7 +88,7 @@ def verify(
         typer.Option(
             "--report",
             metavar="FILE",
-            help="Where the JSON report goes. \\[default: nowhere]",
+            help="Where the JSON report goes. [default: nowhere]",
             show_default=False,
             rich_help_panel=options.OUTPUT,
         ),

@@ -130,9 +130,10 @@ def open(path: str | Path, *, source_dtype: DType | None = None) -> Source:
             "leave --source-dtype out",
         )
     if container == "npy":
+        from qtool.formats.files import text_of
         from qtool.formats.npy import NpySource
 
-        return NpySource(path, name=path.stem, source_dtype=source_dtype)
+        return NpySource(path, name=text_of(path.stem), source_dtype=source_dtype)
     if container == "npz":
         from qtool.formats.npz import NpzSource
 

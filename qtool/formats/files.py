@@ -85,6 +85,11 @@ def replacing(dst: Path, named: Callable[[], Path] | None = None) -> Iterator[Pa
     sync_folder(target.parent)
 
 
+def text_of(name: str) -> str:
+    """A file's name as text, in any locale: bytes that are no UTF-8 as \\xff."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
 def is_being_written(dst: Path) -> bool:
     """Whether a temporary file that is to become dst is there, in this process or another."""
     target = Path(os.path.realpath(dst))
@@ -180,7 +185,7 @@ def _existing(dst: Path) -> os.stat_result | None:
 
 def _prefix(target: Path) -> str:
     """What the names of target's temporary files begin with, far below any limit on names."""
-    return "." + os.fsencode(target.name)[:64].decode(errors="ignore") + ".qtool-"
+    return "." + os.fsdecode(os.fsencode(target.name)[:64]) + ".qtool-"
 
 
 def _remove_leftovers(target: Path) -> None:

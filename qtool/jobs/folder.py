@@ -79,19 +79,25 @@ Result = Callable[[Run, dict[str, Any], dict[str, Any], Sequence[Record]], dict[
 
 
 def target(src: str | Path, dst: str | Path | None, tag: str) -> str:
-    """The name of the output: dst, or the source's with the tag."""
-    if dst is None:
+    """The name of the output: dst, or the source's with the tag, in dst where that ends in /."""
+    if dst is None or str(dst).endswith("/"):
         path = Path(src)
         path = path.resolve() if path.name in ("", "..") else path
-        return f"{path}-{tag}"
+        return streams.placed_in(dst, f"{path}-{tag}")
     if str(dst) == streams.STANDARD:
         raise UsageError("-o -", "standard output cannot carry a folder", "name a folder with -o")
     return str(dst)
 
 
 def report_path(report: str | Path | None, partial: Partial) -> Path:
-    """Where the report goes: as asked, or beside DST as DST.report.json."""
-    return streams.report_path(report, "-") or Path(f"{partial.dst}.report.json")
+    """Where the report goes: as asked, or as DST.report.json beside DST or in a folder, whose name
+    ends in /."""
+    name = f"{partial.dst}.report.json"
+    if str(report or "").endswith("/"):
+        return Path(streams.placed_in(report, name))
+    if report is not None and Path(report).is_dir():
+        return Path(report)  # which is refused: it may be the source
+    return streams.report_path(report, "-") or Path(name)
 
 
 def without(layout: Layout, tensors: Mapping[str, Stored]) -> dict[str, dict[str, Any] | None]:

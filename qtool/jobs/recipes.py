@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,29 @@ from qtool.formats import files
 from qtool.jobs import streams
 from qtool.jobs.target import Target
 from qtool.layouts.metadata import read_metadata
-from qtool.recipe import Recipe, effective, toml
+from qtool.recipe import Recipe, effective, over, toml
+
+# What an option takes the place of where another place gave it, as over() does for words.
+_INSTEAD = {
+    "scale": {"method", "symmetric", "target_bits", "target_sqnr", "candidates", "importance"},
+    "target_bits": {"target_sqnr", "scale", "zero_point"},
+    "target_sqnr": {"target_bits", "scale", "zero_point"},
+    "method": {"scale", "zero_point"},
+    "symmetric": {"scale", "zero_point"},
+    "importance": {"scale", "zero_point"},
+    "json_lines": {"json"},
+    "json": {"json_lines"},
+}
+
+
+def layered(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What options mean together that several places give, the later ones nearer: option by option
+    the nearest, but without those of farther places that contradict it; see over()."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        gone = set().union(*(_INSTEAD.get(name, ()) for name in layer)) - layer.keys()
+        merged = over(layer, {k: v for k, v in merged.items() if k not in gone})
+    return merged
 
 
 def asked(**options: Any) -> Recipe:

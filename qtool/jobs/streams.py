@@ -57,8 +57,8 @@ def target(
 ) -> tuple[str, str]:
     """Name and container of the output.
 
-    Without dst: STEM.tag.CONTAINER beside src, or standard output for standard input. `to`, or
-    else the suffix of dst, names the container; else it is `container`.
+    Without dst: STEM.tag.CONTAINER beside src, or standard output for standard input; in dst where
+    that is a folder. `to`, or else the suffix of dst, names the container; else it is `container`.
     Raises UsageError where they contradict each other.
     """
     allowed = ("onnx",) if container == "onnx" else NATIVE
@@ -66,9 +66,11 @@ def target(
         raise UsageError(
             "--to", f"{to} cannot be written from {container}", f"use {', '.join(allowed)}"
         )
-    if dst is None and str(src) != STANDARD:
+    if dst is not None and is_folder(dst) and str(src) == STANDARD:
+        raise UsageError(f"-o {dst}", "standard input has no name of its own", "name a file")
+    if (dst is None and str(src) != STANDARD) or (dst is not None and is_folder(dst)):
         wanted = to or container
-        return f"{_stem(src)}.{tag}.{wanted}", wanted
+        return placed_in(dst, f"{_stem(src)}.{tag}.{wanted}"), wanted
     if dst is None or str(dst) == STANDARD:
         return STANDARD, to or container
     suffix = Path(dst).suffix[1:].lower()
@@ -85,6 +87,16 @@ def target(
     if to is not None and suffix in allowed and suffix != to:
         raise UsageError(str(dst), f"its suffix contradicts --to {to}", "leave one of them out")
     return str(dst), to or suffix
+
+
+def is_folder(name: str | Path) -> bool:
+    """Whether what is written goes into a folder of that name: there is one, or it ends in /."""
+    return str(name).endswith("/") or os.path.isdir(name)
+
+
+def placed_in(folder: str | Path | None, name: str) -> str:
+    """The file's name, in another folder where there is one."""
+    return name if folder is None else os.path.join(folder, os.path.basename(name))
 
 
 def check_folder(to: str | None, *, external_data: bool) -> None:
@@ -168,12 +180,16 @@ def written(path: Path, name: str, container: str) -> dict[str, Any]:
 
 
 def report_path(report: str | Path | None, dst: str) -> Path | None:
-    """Where the report goes: as asked, or beside a named dst as STEM.report.json."""
+    """Where the report goes: as asked, or as STEM.report.json in that folder or beside dst."""
     if str(report) == STANDARD:
         raise UsageError("--report", f"{report} is no file", "print the report with --json")
-    if report is not None:
+    if report is None:
+        return None if dst == STANDARD else Path(f"{_stem(dst)}.report.json")
+    if not is_folder(report):
         return Path(report)
-    return None if dst == STANDARD else Path(f"{_stem(dst)}.report.json")
+    if dst == STANDARD:
+        raise UsageError(f"--report {report}", "standard output has no name", "name a file")
+    return Path(placed_in(report, f"{_stem(dst)}.report.json"))
 
 
 def _stem(name: str | Path) -> str:

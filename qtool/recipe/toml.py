@@ -11,6 +11,7 @@ dtype = "int8"
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -110,8 +111,8 @@ def _value(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         texts = [_value(item) for item in value]
         return f"[{', '.join(texts)}]" if len(texts) < 4 else _long(texts)
-    # JSON's escapes are TOML's too, which wants one more; names of files may be no UTF-8
-    text = str(value).encode("utf-8", "backslashreplace").decode("utf-8")
+    # JSON's escapes are TOML's too, which wants one more; bytes of a file's name as \\xff
+    text = os.fsencode(str(value)).decode("utf-8", "backslashreplace")
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

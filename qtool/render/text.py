@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from itertools import product
@@ -25,9 +26,11 @@ class _Console(Console):
 
 
 def stream(*, err: bool) -> Console:
-    """A console that cuts lines to the terminal, and not at all in a pipe or a log."""
+    """A console that cuts lines to the terminal or COLUMNS, and in a pipe or a log without that
+    not at all."""
     console = _Console(stderr=err, highlight=False)
-    if not console.is_terminal:
+    columns = os.environ.get("COLUMNS", "")
+    if not console.is_terminal and not (columns.isdecimal() and int(columns)):
         console.width = _PIPE_WIDTH
     return console
 

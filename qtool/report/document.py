@@ -15,9 +15,27 @@ from qtool.report.figures import FIGURES
 _REMEDY = "give a report that qtool has written"
 
 
-def to_json(report: Mapping[str, Any]) -> str:
-    """The report as strict JSON: no NaN and no Infinity."""
-    return json.dumps(report, indent=2, allow_nan=False) + "\n"
+def to_json(report: Mapping[str, Any], *, indent: int | None = 2) -> str:
+    """The report as strict JSON: no NaN, no Infinity, and no bytes of names of files that are no
+    text: they are written as \\xff. indent None: in one line."""
+    separators = (",", ":") if indent is None else None
+    text = json.dumps(report, indent=indent, separators=separators, allow_nan=False)
+    if "\\ud" in text and (clean := _clean(report)) != report:
+        return to_json(clean, indent=indent)
+    return text + "\n"
+
+
+def _clean(value: Any) -> Any:
+    """The same without the lone surrogates that stand for such bytes, or for nothing."""
+    if isinstance(value, str):
+        try:
+            data = value.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            data = value.encode("utf-8", "backslashreplace")
+        return data.decode("utf-8", "backslashreplace")
+    if isinstance(value, Mapping):
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    return [_clean(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def is_report(path: Path) -> bool:

@@ -22,6 +22,12 @@ _PIECE = 1 << 20
 HASH_DIGITS = 16
 
 
+def data_stem(model: Path) -> str:
+    """What names of a model's data files begin with: the model's, as far as it is text, which is
+    all that a location in a model can be."""
+    return os.fsencode(model.stem).decode("utf-8", "replace").replace("\ufffd", "_")
+
+
 def data_offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
     """Where parts of that many bytes begin, in the order in which they lie, and where they end."""
     offsets, end = [], 0

@@ -11,6 +11,7 @@ import xxhash
 
 from qtool.errors import FormatError
 from qtool.formats.onnx import graph as onnx_graph
+from qtool.formats.onnx.data import data_stem
 from qtool.formats.onnx.wire import parse
 
 
@@ -44,7 +45,7 @@ def unused_data_files(path: Path, old: Set[Path]) -> Iterator[Path]:
 
 def _data_files(path: Path) -> set[Path]:
     """The files with names of data files of the model at path."""
-    pattern = re.compile(re.escape(path.stem) + r"\.[0-9a-f]{16}\.data")
+    pattern = re.compile(re.escape(data_stem(path)) + r"\.[0-9a-f]{16}\.data")
     with suppress(PermissionError):  # a folder may be writable and not readable
         return {f for f in path.parent.iterdir() if pattern.fullmatch(f.name) and f.is_file()}
     return set()

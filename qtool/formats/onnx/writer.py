@@ -23,7 +23,7 @@ from qtool.formats.onnx import OnnxSource
 from qtool.formats.onnx import graph as onnx_graph
 from qtool.formats.onnx import tensor as onnx_tensor
 from qtool.formats.onnx import wire as onnx_wire
-from qtool.formats.onnx.data import HASH_DIGITS, DataFile, data_offsets
+from qtool.formats.onnx.data import HASH_DIGITS, DataFile, data_offsets, data_stem
 from qtool.formats.onnx.external import OWN, place_at
 from qtool.formats.onnx.leftovers import own_data_files, unused_data_files
 from qtool.formats.onnx.message import MessageFile
@@ -76,7 +76,7 @@ class ModelWriter:
         self._model = model
         self._source = source
         self._missing = dict(made)
-        self._data_path = path.with_name(f"{path.stem}.data")  # until its content is known
+        self._data_path = path.with_name(f"{data_stem(path)}.data")  # until its content is known
         inside = _inside(model, source, made.values())
         unloaded = _unloaded(model, source)
         homes = {id(tensor) for tensor in onnx_graph.homes(model)}
@@ -128,7 +128,7 @@ class ModelWriter:
             message = self._model.SerializeToString(deterministic=True)
             return onnx_wire.nbytes(onnx_wire.pieces(message))
         offsets, end = data_offsets(self._sizes)
-        self._place(f"{self._path.stem}.{'0' * HASH_DIGITS}.data", offsets)
+        self._place(f"{data_stem(self._path)}.{'0' * HASH_DIGITS}.data", offsets)
         return end + int(self._model.ByteSize())
 
     @contextmanager
@@ -190,7 +190,7 @@ class ModelWriter:
                     write(start, piece)
                     start += piece.size
         if isinstance(self._file, DataFile):
-            name = f"{self._path.stem}.{self._file.content_hash()}.data"
+            name = f"{data_stem(self._path)}.{self._file.content_hash()}.data"
             self._data_path = self._path.with_name(name)
             if self._data_path.resolve() in self._source.external_files:
                 raise OutputError(
