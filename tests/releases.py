@@ -1,4 +1,4 @@
-"""Releases by the example script: models in three forms, faults in them, and what the script did."""
+"""Releases by the example script: models in three forms, and faults in them."""
 
 from __future__ import annotations
 
