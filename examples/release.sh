@@ -4,8 +4,10 @@
 #   release.sh MODEL FOLDER [RECIPE]
 #
 # MODEL   a .safetensors or .onnx file, or a checkpoint folder.
-# FOLDER  gets the release as FOLDER/1, the next one as FOLDER/2; FOLDER/latest is a link to the last.
+# FOLDER  gets the release as FOLDER/1, the next one as FOLDER/2; FOLDER/latest links to the last.
 # RECIPE  says how to quantize; default: recipe.toml beside this script.
+#
+# It takes qtool with the extra `report`: pip install 'qtool[report]'.
 #
 # A release holds the quantized model, under the name of MODEL, and report.json, .md and .html. It
 # appears whole or not at all: when a check fails, FOLDER/latest stays what it was, and
@@ -21,8 +23,9 @@ recipe=$(realpath -s -- "${3:-$(dirname -- "$0")/recipe.toml}")
 mkdir -p -- "$2"
 folder=$(realpath -- "$2")
 name=$(basename -- "$model")
+export QTOOL_NO_CONFIG=1 # the recipe says it all
 
-# What stops a release: figures of a tensor, or of all together, in the words of `qtool quantize --help`.
+# What stops a release: figures of a tensor, or of all together, as `qtool quantize --help` says.
 size=(--fail-if 'total.bits_per_weight > 5.5')
 gates=(
     "${size[@]}"
@@ -37,7 +40,8 @@ fi
 # All work is done in a folder of its own, which goes away with the script.
 staging=$(mktemp -d -- "$folder/.release.XXXXXX")
 leave() {
-    [ ! -e "$staging/release/report.json" ] || mv -- "$staging/release/report.json" "$folder/failed.json"
+    report=$staging/release/report.json
+    [ ! -e "$report" ] || mv -- "$report" "$folder/failed.json"
     rm -rf -- "$staging"
 }
 trap leave EXIT

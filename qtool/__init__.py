@@ -53,8 +53,8 @@ _HOMES = {
     "quantize": "qtool.engine",
     "quantize_file": "qtool.jobs.quantize",
     "quantize_linear": "qtool.engine.operators",
-    "verify_file": "qtool.jobs.verify",
     "read_report": "qtool.report",
+    "verify_file": "qtool.jobs.verify",
 }
 
 

@@ -129,7 +129,7 @@ def test_the_program_does_what_it_prints(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "array: int4 (64, 64), scales (64, 2)"
-    assert lines[2] == "operators: [1 4 21] [-1.   0.5  9. ]"
+    assert lines[2] == "operators: [ 1  4 21] [-1.   0.5  9. ]"
     assert "gate: stopped by fc1.weight, fc2.weight, fc3.weight; written: False" in lines
     assert "verify: as reported: True" in lines
     assert lines[-1] == "restored: 6 tensors, fc1.bias (128,)"

@@ -84,11 +84,10 @@ def test_a_fault_stops_it_and_the_earlier_release_stays(
         assert json.loads((folder / "failed.json").read_bytes())["tensors"]
 
 
-def test_it_passes_when_the_faults_are_removed(folder: Path, tmp_path: Path) -> None:
-    for fault in FAULTS.values():
-        model = save_safetensors(fault.planted(digits(), NAME), tmp_path)
-        assert release(model, folder, fault.recipe(NAME, tmp_path)).returncode == 3
-    (tmp_path / "recipe.toml").unlink()
+def test_it_passes_when_the_fault_is_removed(folder: Path, tmp_path: Path) -> None:
+    planted = save_safetensors(FAULTS["outliers"].planted(digits(), NAME), tmp_path)
+    assert release(planted, folder).returncode == 3
+    assert (folder / "failed.json").exists()
     before = contents(folder)
     done = release(save_safetensors(digits(), tmp_path), folder)
     assert done.returncode == 0, done.stderr
