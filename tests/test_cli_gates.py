@@ -37,7 +37,7 @@ def test_a_gate_stops_the_release(model: Path) -> None:
     error = f"{failed['figures']['max_abs_error']:.10g}"
     line = f"qtool: bad.weight: max_abs_error is {error}, fails 'max_abs_error > 0.1'"
     assert done.err.splitlines()[-1] == line
-    assert "gate failed: max_abs_error > 0.1 on *.weight" in done.err
+    assert "failed: --fail-if 'max_abs_error > 0.1 on *.weight'" in done.err
 
 
 def test_gates_that_hold_are_listed(model: Path) -> None:
@@ -46,8 +46,8 @@ def test_gates_that_hold_are_listed(model: Path) -> None:
     assert done.code == 0, done.err
     assert target.exists()
     assert done.err.splitlines()[-3:] == [
-        "gate passed: sqnr_db < 20", "  passed as exact: ones.weight",
-        "gate passed: total.bits_per_weight > 8.6",
+        "passed: --fail-if 'sqnr_db < 20'", "  passed as exact: ones.weight",
+        "passed: --fail-if 'total.bits_per_weight > 8.6'",
     ]  # fmt: skip
     assert [entry["passed"] for entry in report(target)["gates"]] == [True, True]
 

@@ -199,3 +199,20 @@ def test_the_result_does_not_hang_on_threads_or_locale(quantized: Path, tmp_path
 
 def _python_path() -> dict[str, str]:
     return {k: os.environ[k] for k in ("PYTHONPATH", "HOME") if k in os.environ}
+
+
+def test_a_copy_that_is_not_quantized_fails(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.safetensors"
+    copy.write_bytes(DIGITS.read_bytes())
+    done = qtool("verify", DIGITS, copy)
+    assert done.code == 3
+    assert done.err.splitlines()[-1] == f"qtool: {copy}: nothing in it is quantized"
+    ok("quantize", DIGITS, "-o", tmp_path / "none.safetensors", "--dtype", "int8", "--exclude", "*",
+       "--allow-empty", "-q")  # fmt: skip
+    ok("verify", DIGITS, tmp_path / "none.safetensors")
+    ok("verify", DIGITS, tmp_path / "none.safetensors", "--alone")
+
+
+def test_files_the_other_way_round(quantized: Path) -> None:
+    line = refused("verify", quantized, DIGITS)
+    assert line == f"{quantized}: is quantized, {DIGITS} is not; give the original first"

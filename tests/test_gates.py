@@ -801,12 +801,12 @@ def test_outcomes_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out == ""
     assert [line.rstrip() for line in err.splitlines()] == [
-        "gate failed: sqnr_db < 24",
+        "failed: --fail-if 'sqnr_db < 24'",
         "  passed as exact: ?[31mred[/bold]",
         "  passed as empty: e",
-        "gate passed: sqnr_db < 9",
+        "passed: --fail-if 'sqnr_db < 9'",
         "  passed as exact: ?[31mred[/bold]",
         "  passed as empty: e",
-        "gate failed: mse > 1 on x*",
-        "gate failed: total.sqnr_db < 20 or total.mse > 9",
+        "failed: --fail-if 'mse > 1 on x*'",
+        "failed: --fail-if 'total.sqnr_db < 20 or total.mse > 9'",
     ]  # fmt: skip

@@ -121,6 +121,7 @@ def test_dynamic_says_it_too(source: str, options: tuple[str, ...], text: str) -
     made = said(target)
     assert (made["tool"], made["recipe"], report(target)["recipe"]) == (TOOL, text, text)
     assert ok("recipe", "--from", target).out.decode() == text
+    assert ok("recipe", "--from", target.with_suffix(".report.json")).out.decode() == text
 
 
 def test_every_shard_of_a_folder_says_it() -> None:

@@ -16,6 +16,7 @@ from qtool.jobs import streams
 from qtool.jobs.target import Target
 from qtool.layouts.metadata import read_metadata
 from qtool.recipe import Recipe, effective, over, toml
+from qtool.report import is_report, read_report
 
 # What an option takes the place of where another place gave it, as over() does for words.
 _INSTEAD = {
@@ -67,8 +68,13 @@ def asked(**options: Any) -> Recipe:
 def recipe_of(src: str | Path) -> str:
     """The recipe that a file or folder says it was made by, as TOML; "-" is standard input.
 
-    Raises FormatError where it does not.
+    A report has the recipe too. Raises FormatError where there is none.
     """
+    if str(src) != streams.STANDARD and is_report(Path(src)):
+        text = read_report(src).get("recipe")
+        if not isinstance(text, str):
+            raise FormatError(str(src), "holds no recipe", "give a report of `qtool quantize`")
+        return text
     with streams.opened(src) as source:
         made = read_metadata(source).provenance
         if made is None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from qtool import engine, report
 from qtool.dtypes import DTypeLike
-from qtool.errors import UsageError
+from qtool.errors import FormatError, UsageError
 from qtool.formats import Source
 from qtool.jobs import screening, streams, verify_outputs
 from qtool.jobs.progress import Progress, Silent
@@ -114,6 +114,9 @@ class _Files:
         source, known = self.source, self.known
         before = side_of(source)
         after = side_of(self.output, others=before.names)
+        if before.is_quantized and not after.is_quantized:
+            rule = f"is quantized, {self.quantized} is not"
+            raise FormatError(self.original, rule, "give the original first")
         made = read_metadata(self.output).provenance
         text = made.recipe if made else None if known is None else known.recipe
         recipe, fault = recipe_of(text, self.quantized)
@@ -121,6 +124,9 @@ class _Files:
         comparison.run()
         problems: list[tuple[str | None, str]] = [(None, fault)] if fault else []
         problems += comparison.problems
+        expected = made is None if known is None else known.report["tensors"]
+        if expected and not comparison.records and not comparison.problems:
+            problems.append((None, "nothing in it is quantized"))
         if known is not None:
             problems += known.differences(comparison, before, after, made)
             problems += known.changed(self.source, self.output)

@@ -55,6 +55,11 @@ class Side:
     helpers: Collection[str] = ()
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether there is a quantized tensor in it."""
+        return bool(self._weights or self.faults)
+
+    @property
     def names(self) -> list[str]:
         """Of all tensors, in the order of the file."""
         order = {info.name: number for number, info in enumerate(self.source.infos())}

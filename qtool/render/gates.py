@@ -17,7 +17,7 @@ def gates(report: Mapping[str, Any]) -> None:
     console = stream(err=True)
     for entry in report["gates"]:
         word, style = ("passed", "") if entry["passed"] else ("failed", "red")
-        print_line(console, f"gate {word}: {safe(entry['expression'])}", style)
+        print_line(console, f"{word}: --fail-if '{safe(entry['expression'])}'", style)
         _undefined(console, entry["undefined"])
 
 

@@ -14,6 +14,7 @@ from qtool.render.text import (
     many,
     new_table,
     number,
+    origin,
     print_line,
     room,
     safe,
@@ -54,7 +55,7 @@ def headline(result: dict[str, Any]) -> str:
     """What a file is, in a line."""
     totals = result["totals"]
     words = [
-        f"{safe(result['name'])}: {result['container']}",
+        f"{origin(result)}: {result['container']}",
         size(result["bytes"]),
         many(totals["tensors"], "tensor"),
     ]

@@ -60,6 +60,11 @@ def kind(row: dict[str, Any]) -> str:
     return f"{row['dtype'] or '?'}{where.get(row['granularity'], '')}"
 
 
+def origin(source: dict[str, Any]) -> str:
+    """Where something comes from."""
+    return "standard input" if source["name"] == "-" else safe(source["name"])
+
+
 def place(output: dict[str, Any]) -> str:
     """Where a result went."""
     return "standard output" if output["name"] == "-" else safe(output["name"])

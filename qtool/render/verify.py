@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from qtool.render.report import tensors_table, warnings
-from qtool.render.text import many, new_table, number, print_line, safe, stream
+from qtool.render.text import many, new_table, number, origin, print_line, safe, stream
 
 
 def verified(report: dict[str, Any]) -> None:
@@ -20,7 +20,7 @@ def verified(report: dict[str, Any]) -> None:
     if report["outputs"]:
         _outputs(report["outputs"], console)
     warnings(report)
-    print_line(console, f"{_name(report['output'])}: {_verdict(report)}")
+    print_line(console, f"{origin(report['output'])}: {_verdict(report)}")
 
 
 def _outputs(outputs: list[dict[str, Any]], console: Console) -> None:
@@ -48,8 +48,4 @@ def _verdict(report: dict[str, Any]) -> str:
         return ", ".join(faults)
     known = report["checks"]["report"]
     also = "" if known is None else f" and {safe(known)}"
-    return f"agrees with {_name(report['source'])}{also}, {report['seconds']:.2f} s"
-
-
-def _name(side: dict[str, Any]) -> str:
-    return "standard input" if side["name"] == "-" else safe(side["name"])
+    return f"agrees with {origin(report['source'])}{also}, {report['seconds']:.2f} s"

@@ -202,6 +202,8 @@ def _failure(expression: str, failed: Mapping[str, Any]) -> tuple[str, str]:
         return tensor, f"{reason}, fails {shown(expression)}"
     why = f" ({reason})" if reason else ""
     figures = " and ".join(_phrases(failed["figures"]))
+    if tensor is None:
+        figures = figures.replace("total.", "")
     return tensor or "totals", f"{figures}{why}, fails {shown(limit)}"
 
 

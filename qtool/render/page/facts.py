@@ -165,7 +165,7 @@ def gates(report: Record) -> list[dict[str, Any]]:
     asked = [{"expression": "--strict", **strict}] if strict else []
     return [
         {
-            "expression": plain(gate.get("expression")),
+            "expression": f"--fail-if '{plain(gate.get('expression'))}'",
             "passed": gate.get("passed") is True,
             "failed": list(_failures(gate)),
             "undefined": [
