@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from qtool.engine.operators import quantize_linear as quantize_linear
     from qtool.errors import QtoolError as QtoolError
     from qtool.formats import open as open
+    from qtool.jobs.compare import compare_file as compare_file
     from qtool.jobs.dequantize import dequantize_file as dequantize_file
     from qtool.jobs.dynamic import dynamic_file as dynamic_file
     from qtool.jobs.finish import finish_folder as finish_folder
     from qtool.jobs.inspect import inspect_file as inspect_file
     from qtool.jobs.quantize import quantize_file as quantize_file
+    from qtool.jobs.verify import verify_file as verify_file
     from qtool.ops import dequantize_linear as dequantize_linear
     from qtool.ops import dynamic_quantize_linear as dynamic_quantize_linear
     from qtool.ops import onednn_quantize as onednn_quantize
@@ -36,6 +38,7 @@ _HOMES = {
     "QuantSpec": "qtool.spec",
     "Tiled": "qtool.spec",
     "QuantizedTensor": "qtool.tensor",
+    "compare_file": "qtool.jobs.compare",
     "dequantize_file": "qtool.jobs.dequantize",
     "dequantize_linear": "qtool.ops",
     "dynamic_file": "qtool.jobs.dynamic",
@@ -47,6 +50,7 @@ _HOMES = {
     "quantize": "qtool.engine",
     "quantize_file": "qtool.jobs.quantize",
     "quantize_linear": "qtool.engine.operators",
+    "verify_file": "qtool.jobs.verify",
 }
 
 

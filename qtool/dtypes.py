@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from qtool.errors import SpecError
+from qtool.errors import SpecError, nearest
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,8 @@ def resolve(value: DTypeLike, thing: str = "dtype") -> DType:
     elif isinstance(value, type):
         found = _BY_TYPE.get(value)
     if found is None:
-        raise SpecError(thing, f"{value!r} is not an element type", "use one of " + names(DTYPES))
+        rule = f"{value!r} is not an element type"
+        raise SpecError(thing, rule, nearest(value, [*DTYPES], "one of " + names(DTYPES)))
     return found
 
 
@@ -162,7 +163,8 @@ def resolve_target(value: DTypeLike, thing: str = "dtype") -> DType:
     try:
         dtype = resolve(value, thing)
     except SpecError as error:
-        raise SpecError(thing, error.rule, "use one of " + names(TARGETS)) from None
+        remedy = nearest(value, [dtype.name for dtype in TARGETS], "one of " + names(TARGETS))
+        raise SpecError(thing, error.rule, remedy) from None
     if not dtype.is_target:
         raise SpecError(
             thing, f"QuantizeLinear does not produce {dtype}", "use one of " + names(TARGETS)

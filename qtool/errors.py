@@ -66,6 +66,15 @@ class GateError(QtoolError):
         self.others = tuple(others)
 
 
+def nearest(word: object, allowed: Sequence[str], phrase: str | None = None) -> str:
+    """The remedy for a word that there is not: the nearest right one, or else all of them, which
+    a phrase may list."""
+    import difflib  # not for every start
+
+    near = difflib.get_close_matches(str(word), allowed, 1)
+    return "use " + (near[0] if near else phrase or ", ".join(allowed))
+
+
 @contextmanager
 def usage_errors() -> Iterator[None]:
     """Turn a SpecError about options alone, no file read yet, into a UsageError."""

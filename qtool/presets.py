@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qtool.errors import UsageError
+from qtool.errors import UsageError, nearest
 from qtool.spec import SEARCHES
 
 _MX = {"block_size": 32, "scale_dtype": "float8e8m0"}
@@ -40,7 +40,7 @@ def expanded(options: Mapping[str, Any]) -> dict[str, Any]:
     if preset is None:
         return given
     if preset not in PRESETS:
-        raise UsageError("--preset", f"{preset!r} is unknown", "use " + ", ".join(PRESETS))
+        raise UsageError("--preset", f"{preset!r} is unknown", nearest(preset, [*PRESETS]))
     gone: set[str] = set()
     if given.keys() & (sharing := {"axis", "block_size", "tile"}):
         gone |= sharing

@@ -31,6 +31,7 @@ class Session:
     rewriting.
 
     content: the file's bytes. folder: where its external data is. threads: of one operator.
+    outputs: names of those that are arrays of numbers.
     Raises QtoolError where onnxruntime is not installed, or cannot run the model.
     """
 
@@ -55,6 +56,7 @@ class Session:
         except Exception as error:  # onnxruntime's errors have no class in common
             raise self._failed(error) from error
         self.inputs = [self._input(found) for found in self._session.get_inputs()]
+        self.outputs = [found.name for found in self._session.get_outputs() if _is_array(found)]
 
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Those outputs of the model for one set of inputs."""
@@ -76,3 +78,8 @@ class Session:
     def _failed(self, error: Exception) -> QtoolError:
         text = " ".join(str(error).split())
         return QtoolError(self._name, f"onnxruntime cannot run it: {text}")
+
+
+def _is_array(found: Any) -> bool:
+    kind = str(found.type)
+    return kind.startswith("tensor(") and kind != "tensor(string)"

@@ -120,6 +120,30 @@ def metadata(source: Path | bytes) -> dict[str, str]:
     return json.loads(data[8 : 8 + size]).get("__metadata__", {})  # type: ignore[no-any-return]
 
 
+def unsigned(path: Path) -> Any:
+    """All that a .safetensors, .npz or ONNX file holds, but for the recipe that it was made by."""
+    if path.suffix == ".onnx":
+        model = onnx.load(path)
+        (made,) = (entry for entry in model.metadata_props if entry.key == "qtool")
+        made.value = json.dumps(_unsigned(made.value))
+        return model
+    if path.suffix == ".npz":
+        with np.load(path) as file:
+            arrays = {name: (a.dtype.str, a.shape, a.tobytes()) for name, a in file.items()}
+        return arrays | {"__qtool__": _unsigned(arrays["__qtool__"][2])}
+    data = path.read_bytes()
+    size = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:size])
+    header["__metadata__"]["qtool"] = _unsigned(header["__metadata__"]["qtool"])
+    return header, data[size:]
+
+
+def _unsigned(text: str | bytes) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(text)
+    assert said.pop("recipe")
+    return said
+
+
 def described(path: Path) -> dict[str, Any]:
     """qtool's own metadata of the tensors in a .safetensors file."""
     return json.loads(metadata(path)["qtool"])["tensors"]  # type: ignore[no-any-return]

@@ -252,6 +252,11 @@ def test_many_files_are_not_open_at_once(tmp_path: Path) -> None:
         (["none.npy", "--dtype", "int8"], 1, "cannot be read: No such file"),
         (["n=two.npz", "--dtype", "int8"], 1, "holds 2 arrays, n is the name of one"),
         (["ids.npy", "--dtype", "int8"], 1, "nothing to calibrate: int64 is no source type"),
+        (
+            ["two.npz", "--dtype", "int8", "--include", "x*"],
+            1,
+            "two.npz: nothing to calibrate: not included; its arrays are ",
+        ),
         (["empty.npy", "--dtype", "int8"], 1, "tensor empty: has no values"),
         (["a0.npy", "--dtype", "int8", "-o", "a0.npy"], 2, "a0.npy: scales are written as"),
         (["m.onnx", "--dtype", "int8"], 1, "is onnx, which holds no activations"),

@@ -338,6 +338,13 @@ def test_samples_that_do_not_fit_are_refused(
     assert sorted(os.listdir(tmp_path)) == ["model.onnx", "s.npz"]
 
 
+def test_a_file_that_is_not_there_is_said_as_everywhere(tmp_path: Path) -> None:
+    path = save(two_layers(), tmp_path / "model.onnx")
+    line = refused("capture", path, tmp_path / "no.npy")
+    assert line == f"{tmp_path / 'no.npy'}: cannot be read: No such file or directory"
+    assert os.listdir(tmp_path) == ["model.onnx"]
+
+
 def test_inputs_must_have_as_many_samples(tmp_path: Path) -> None:
     nodes = [node("Add", ["x", "z"], ["a"]), node("MatMul", ["a", "w"], ["y"])]
     made = model(nodes, [initializer("w", W)], inputs={"x": (None, 6), "z": (None, 6)})

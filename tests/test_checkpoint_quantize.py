@@ -28,7 +28,7 @@ from checkpoints import (
     tensors,
     three,
 )
-from command import float32, metadata, ok, refused, stored, strict
+from command import float32, metadata, ok, refused, stored, strict, unsigned
 from recompute import Weight, part, read
 from safetensors.numpy import save_file
 
@@ -145,7 +145,7 @@ def test_the_report_covers_all_shards(folder: Path, tmp_path: Path) -> None:
     jsonschema.validate(report, SCHEMA)
     assert strict((tmp_path / "q.report.json").read_text()) == report
     assert report["source"] == {
-        "name": str(folder), "container": "checkpoint", "tensors": 10,
+        "name": str(folder), "container": "checkpoint", "tensors": 10, "files": None,
         "bytes": sum((folder / name).stat().st_size for name in NAMES),
     }  # fmt: skip
     assert report["output"]["container"] == "checkpoint"
@@ -445,7 +445,8 @@ def test_scales_of_an_earlier_folder_are_used_again(folder: Path, tmp_path: Path
     options = ["--dtype", "int4", "--block-size", "32", "--precision", "float32"]
     ok("quantize", folder, *options, "-o", tmp_path / "q")
     ok("quantize", folder, *options, "-o", tmp_path / "r", "--scale", tmp_path / "q")
-    assert content(tmp_path / "r") == content(tmp_path / "q")
+    for path in (tmp_path / "q").glob("*.safetensors"):
+        assert unsigned(tmp_path / "r" / path.name) == unsigned(path)
     message = refused("quantize", folder, *options, "-o", tmp_path / "q", "--scale",
                       tmp_path / "q", "--force")  # fmt: skip
     assert "is the source" in message

@@ -390,7 +390,7 @@ def test_options_take_precedence_over_a_recipe() -> None:
     text = ok("recipe", "--recipe", "r.toml", "--block-size", "32", "--no-narrow-range",
               "--rule", "b*: skip").out.decode()  # fmt: skip
     assert text == (
-        'preset = "w4a16"\nnarrow_range = false\nblock_size = 32\nrequantize = true\n\n'
+        'preset = "w4a16"\nblock_size = 32\nnarrow_range = false\nrequantize = true\n\n'
         '[[rules]]\npattern = "b*"\ndtype = "int8"\n\n[[rules]]\npattern = "b*"\nskip = true\n'
     )
 

@@ -74,6 +74,18 @@ def source(folder: Path, container: str, weight: Array = WEIGHT) -> Path:
 # ------------------------------------------------------------------------------------ - and pipes
 
 
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [("inspect", "inspect [OPTIONS] SRC"), ("capture", "capture [OPTIONS] MODEL SAMPLES..."),
+     ("calibrate", "calibrate [OPTIONS] ACT..."), ("dtypes", "dtypes [OPTIONS]")],
+)  # fmt: skip
+def test_usage_names_the_arguments_plainly(command: str, line: str) -> None:
+    assert ok(command, "--help").out.decode().split("\n")[1].strip() == f"Usage: qtool {line}"
+    refused = qtool(command, "--no-such-option")
+    assert refused.code == 2
+    assert f"Usage: qtool {line}\n" in refused.err
+
+
 @pytest.mark.parametrize("container", SAVE)
 def test_standard_input_is_recognised_by_its_content(container: str, tmp_path: Path) -> None:
     data = source(tmp_path, container).read_bytes()

@@ -165,7 +165,7 @@ def test_resolve_takes_names_codes_and_element_types(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["int3", "", "INT4", 0, 999, -1, True, 1.0, None, int, float, np.generic, object,
+    "value", ["", "INT4", 0, 999, -1, True, 1.0, None, int, float, np.generic, object,
               np.dtype("V2"), np.dtype("O"), ml_dtypes],
     ids=repr,
 )  # fmt: skip
@@ -175,6 +175,16 @@ def test_resolve_refuses_what_is_no_element_type(value: Any) -> None:
     assert error.value.thing == "output_dtype"
     assert error.value.rule == f"{value!r} is not an element type"
     assert error.value.remedy == "use one of " + ", ".join(DTYPES)
+
+
+@pytest.mark.parametrize(
+    ("value", "right"),
+    [("itn4", "int4"), ("float8_e4m3fn", "float8e4m3fn"), ("bfloat", "bfloat16")],
+)
+def test_resolve_names_the_nearest_type(value: str, right: str) -> None:
+    with pytest.raises(SpecError) as error:
+        resolve_target(value) if right in TARGET_NAMES else resolve(value)
+    assert error.value.remedy == f"use {right}"
 
 
 @pytest.mark.parametrize("name", [n for n in BITS if n not in TARGET_NAMES])

@@ -583,13 +583,16 @@ def test_worse_than_a_baseline(text: str, new: Report, old: Report, failing: boo
 
 def test_which_way_is_worse() -> None:
     directed = {name: figure.worse for name, figure in FIGURES.items() if figure.worse}
-    lower = {"sqnr_db", "weighted_sqnr_db", "cosine_similarity"}
+    lower = {
+        "sqnr_db", "weighted_sqnr_db", "cosine_similarity", "outputs_cosine_similarity",
+        "outputs_argmax_agreement",
+    }  # fmt: skip
     assert {name for name, worse in directed.items() if worse == "lower"} == lower
     assert {name for name, worse in directed.items() if worse == "higher"} == {
         "nan_count", "inf_count", "clipped", "clipped_low", "clipped_high", "clipped_fraction",
         "flushed_to_zero", "mse", "rmse", "max_abs_error", "relative_error", "weighted_mse",
         "weighted_relative_error", "output_error", "output_error_nearest", "bytes_after",
-        "bits_per_weight", "file_bytes_after",
+        "bits_per_weight", "file_bytes_after", "outputs_relative_error", "outputs_max_abs_error",
     }  # fmt: skip
 
 

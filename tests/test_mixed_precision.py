@@ -255,6 +255,8 @@ def test_what_no_candidate_suits_is_left_alone_for_its_own_reason() -> None:
          "are; leave it out, or use --candidates int4,int8"),
         ("--target-bits 4 --candidates int4:32,in8", 2,
          "candidate 'int4:32,in8': dtype: 'in8' is unknown; use int8"),
+        ("--target-bits 4 --candidates int4:32,nvfp4", 2,
+         "candidate 'int4:32,nvfp4': nvfp4 is a preset; give it by --candidates preset=nvfp4"),
         ("--target-bits 4 --method foo", 2, "--method: 'foo' is unknown; "
          "use absmax, minmax, mse, optimal, entropy or percentile:P with P in (0, 100]"),
         ("--target-bits 4 --candidates block_size=32", 2,

@@ -94,7 +94,9 @@ def test_the_metadata_is_this_json(tmp_path: Path) -> None:
     tensors, metadata = read_safetensors(tmp_path / "q.safetensors")
     assert metadata["format"] == "pt"
     assert metadata["qtool"] == (
-        '{"version":1,"tensors":{"w":{"dtype":"int4","shape":[3,10],"granularity":"blocked",'
+        f'{{"version":1,"tool":{{"name":"qtool","version":"{qtool.__version__}"}},'
+        r'"recipe":"dtype = \"int4\"\nblock_size = 4\n",'
+        '"tensors":{"w":{"dtype":"int4","shape":[3,10],"granularity":"blocked",'
         '"axis":1,"block_size":4,"scale_dtype":"float32","source_dtype":"float32",'
         '"zero_point":false}},"stored":{}}'
     )

@@ -225,7 +225,9 @@ def test_all_else_stays_as_it_was(tmp_path: Path) -> None:
     assert kept == [nodes[0], nodes[2]]
     assert result.graph.initializer[0] == made.graph.initializer[1]
     assert [value.name for value in result.graph.value_info] == ["p"]
-    for field in ("producer_name", "doc_string", "metadata_props", "opset_import", "ir_version"):
+    assert result.metadata_props[0] == made.metadata_props[0]
+    assert [entry.key for entry in result.metadata_props] == ["key", "qtool"]
+    for field in ("producer_name", "doc_string", "opset_import", "ir_version"):
         assert getattr(result, field) == getattr(made, field)
     assert (result.graph.input, result.graph.output) == (made.graph.input, made.graph.output)
 

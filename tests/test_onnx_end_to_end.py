@@ -470,6 +470,9 @@ def test_a_model_without_a_weight_is_refused_with_what_stands_against_them(tmp_p
     with pytest.raises(qtool.QtoolError, match=rule):
         job(made, tmp_path, dtype="int8")
     copy, report = job(made, tmp_path, dtype="int8", allow_empty=True)
+    (entry,) = copy.metadata_props
+    assert json.loads(entry.value)["recipe"] == 'dtype = "int8"\nallow_empty = true\n'
+    del copy.metadata_props[:]
     assert copy == made
     names = [entry["name"] for entry in report["skipped"]]
     assert names == ["c", "If.else_branch/v", "If.then_branch/v"]

@@ -10,6 +10,7 @@ from qtool import __version__
 from qtool.cli import (
     calibrate,
     capture,
+    compare,
     dequantize,
     dtypes,
     dynamic,
@@ -18,6 +19,8 @@ from qtool.cli import (
     presets,
     quantize,
     recipe,
+    report,
+    verify,
 )
 from qtool.cli.command import Command, Group
 from qtool.cli.exits import process
@@ -41,7 +44,10 @@ app.command(cls=Command, epilog=dequantize.EXAMPLE)(dequantize.dequantize)
 app.command(cls=Command, epilog=finish.EXAMPLE)(finish.finish)
 app.command(cls=Command, epilog=calibrate.EXAMPLE)(calibrate.calibrate)
 app.command(cls=Command, epilog=capture.EXAMPLE)(capture.capture)
+app.command(cls=Command, epilog=verify.EXAMPLE)(verify.verify)
 app.command(cls=Command, epilog=inspect.EXAMPLE)(inspect.inspect)
+app.command(cls=Command, epilog=compare.EXAMPLE)(compare.compare)
+app.command(cls=Command, epilog=report.EXAMPLE)(report.report)
 app.command(cls=Command, epilog=dtypes.EXAMPLE)(dtypes.dtypes)
 app.command(cls=Command, epilog=recipe.EXAMPLE, context_settings=recipe.SETTINGS)(recipe.recipe)
 app.command(cls=Command, epilog=presets.EXAMPLE)(presets.presets)

@@ -55,6 +55,7 @@ def dynamic(
     baseline: options.Baseline = None,
     strict: options.Strict = False,
     dry_run: options.DryRun = False,
+    hash: options.Hash = False,
     resume: options.Resume = False,
     shards: options.Shards = None,
     scheduler: options.Scheduler = None,
@@ -71,7 +72,8 @@ def dynamic(
     DynamicQuantizeLinear with MatMulInteger or ConvInteger.
     """
     with exit_code():
-        options.check_streams(output, src, json=(json or json_lines) and not dry_run)
+        if not dry_run:
+            options.check_streams(output, src, json=json, json_lines=json_lines)
         from qtool.jobs.dynamic import dynamic_file
 
         def run(source: str, progress: Progress) -> dict[str, Any]:
@@ -80,8 +82,8 @@ def dynamic(
                 source_dtype=source_dtype, include=include or (), exclude=exclude or (), to=to,
                 external_data=external_data, requantize=requantize, allow_empty=allow_empty,
                 report=report, fail_if=fail_if or (), baseline=baseline, strict=strict,
-                dry_run=dry_run, resume=resume, shards=shards, scheduler=scheduler, jobs=jobs,
-                force=force, progress=progress,
+                dry_run=dry_run, hash=hash, resume=resume, shards=shards, scheduler=scheduler,
+                jobs=jobs, force=force, progress=progress,
             )  # fmt: skip
 
         with many.placing(src, output, report, baseline=baseline):

@@ -8,6 +8,7 @@ import typer
 
 from qtool.cli import many, options
 from qtool.cli.exits import exit_code
+from qtool.errors import UsageError
 from qtool.jobs.progress import Progress
 
 EXAMPLE = "Example: qtool inspect model.onnx --stats"
@@ -23,19 +24,34 @@ def inspect(
             help="Read the values too: range, histogram, zeros, outliers.",
         ),
     ] = False,
+    plot: Annotated[
+        bool,
+        typer.Option(
+            "--plot",
+            metavar=options.FLAG,
+            help="Draw a histogram of each tensor; of many, of those with the largest peaks.",
+        ),
+    ] = False,
+    include: options.Include = None,
     source_dtype: options.SourceDtype = None,
     json: options.Json = False,
     json_lines: options.JsonLines = False,
 ) -> None:
     """Say what files hold: their tensors, and how they are quantized.
 
-    Headers alone are read unless --stats is given.
+    Headers alone are read unless --stats or --plot is given.
     """
     with exit_code():
         from qtool.jobs.inspect import inspect_file
 
+        if plot and (json or json_lines):
+            raise UsageError("--plot", "draws for people", "use --stats --json for the figures")
+
         def run(source: str, progress: Progress) -> dict[str, Any]:
-            return inspect_file(source, stats=stats, source_dtype=source_dtype, progress=progress)
+            return inspect_file(
+                source, stats=stats or plot, include=include or (), source_dtype=source_dtype,
+                progress=progress, **_bins(plot=plot),
+            )  # fmt: skip
 
         def show(result: dict[str, Any]) -> None:
             if json:
@@ -45,6 +61,19 @@ def inspect(
 
                 if result["name"] != src[0]:
                     typer.echo()
-                render.inspected(result)
+                if plot:
+                    render.plotted(result, every=bool(include))
+                else:
+                    render.inspected(result)
 
-        many.each(src, run, show, json=json, json_lines=json_lines, quiet=not stats)
+        quiet = not (stats or plot)
+        many.each(src, run, show, json=json, json_lines=json_lines, quiet=quiet)
+
+
+def _bins(*, plot: bool) -> dict[str, int]:
+    """How many bins the terminal has room for, where histograms are drawn."""
+    if not plot:
+        return {}
+    from qtool import render
+
+    return {"bins": render.histogram_bins()}

@@ -28,6 +28,14 @@ def words(*values: str) -> Callable[[], list[str]]:
     return lambda: list(values)
 
 
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SRC",
+        help="File to read: .npy, .npz, .safetensors or .onnx, or a checkpoint folder; - is "
+        "standard input.",
+    ),
+]
 Sources = Annotated[
     list[str],
     typer.Argument(
@@ -256,6 +264,15 @@ DryRun = Annotated[
         rich_help_panel=CHECKS,
     ),
 ]
+Hash = Annotated[
+    bool,
+    typer.Option(
+        "--hash",
+        metavar=FLAG,
+        help="Put the SHA-256 of every source and output file into the report.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 Resume = Annotated[
     bool,
     typer.Option(
@@ -333,10 +350,13 @@ def show(result: dict[str, Any]) -> None:
     typer.echo(to_json(result), nl=False)
 
 
-def check_streams(output: str | None, sources: Sequence[str], *, json: bool) -> None:
+def check_streams(
+    output: str | None, sources: Sequence[str], *, json: bool, json_lines: bool = False
+) -> None:
     """Refuse two results on one standard output."""
-    if json and (output == "-" or (output is None and "-" in sources)):
-        raise UsageError("--json", "standard output carries the file", "use --report FILE")
+    if (json or json_lines) and (output == "-" or (output is None and "-" in sources)):
+        option = "--json" if json else "--json-lines"
+        raise UsageError(option, "standard output carries the file", "use --report FILE")
 
 
 @contextmanager
@@ -363,7 +383,7 @@ def failing(*, json: bool, quiet: bool) -> Iterator[None]:
 
 
 def finish(report: dict[str, Any], *, json: bool, quiet: bool) -> None:
-    """Show the report or the plan of quantize or dynamic; warnings in any case."""
+    """Show the report of a command, or its plan; warnings in any case."""
     if json:
         show(report)
     if report.get("dry_run"):
@@ -377,7 +397,8 @@ def finish(report: dict[str, Any], *, json: bool, quiet: bool) -> None:
     elif report.get("dry_run"):
         render.planned(report)
     else:
-        render.summary(report)
+        show_all = render.verified if report["command"] == "verify" else render.summary
+        show_all(report)
         render.gates(report)
 
 

@@ -281,6 +281,7 @@ def quantize(
     baseline: options.Baseline = None,
     strict: options.Strict = False,
     dry_run: options.DryRun = False,
+    hash: options.Hash = False,
     resume: options.Resume = False,
     shards: options.Shards = None,
     scheduler: options.Scheduler = None,
@@ -298,7 +299,8 @@ def quantize(
     """
     with exit_code():
         options.check_semantics(semantics)
-        options.check_streams(output, src, json=(json or json_lines) and not dry_run)
+        if not dry_run:
+            options.check_streams(output, src, json=json, json_lines=json_lines)
         from qtool.jobs.quantize import quantize_file
 
         def run(source: str, progress: Progress) -> dict[str, Any]:
@@ -317,6 +319,7 @@ def quantize(
                 damping=damping, act_order=act_order, to=to, external_data=external_data,
                 requantize=requantize, allow_empty=allow_empty, report=report,
                 fail_if=fail_if or (), baseline=baseline, strict=strict, dry_run=dry_run,
+                hash=hash,
                 resume=resume, shards=shards, scheduler=scheduler, jobs=jobs, force=force,
                 progress=progress,
             )  # fmt: skip

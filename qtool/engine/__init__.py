@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qtool.dtypes import DType, resolve
-from qtool.engine import plain, restore_plain, tiling
+from qtool.engine import measuring, plain, restore_plain, tiling
 from qtool.engine.request import SOURCES, Request, given_codes, given_scale, request
 from qtool.errors import SpecError
 from qtool.kernels.geometry import group_span
@@ -27,6 +27,7 @@ __all__ = [
     "given_codes",
     "given_scale",
     "kernels_pay",
+    "measuring",
     "plain",
     "quantize",
     "request",

@@ -53,7 +53,7 @@ def _plain(codes: Codes) -> Codes:
 def _tile(codes: Codes, shape: Shape, box: _Box, start: int, output: DType) -> Array:
     """The values of a box of the folded shape, whose first element has the number start."""
     extent = tuple(part.stop - part.start for part in box)
-    y = _read(codes, start, math.prod(extent)).reshape(extent)
+    y = read_codes(codes, start, math.prod(extent)).reshape(extent)
     scale = _groups(codes, codes.scale, shape, box)
     zero = None if codes.zero_point is None else _groups(codes, codes.zero_point, shape, box)
     computed = DTYPES["float32"] if output.name == "float64" else output
@@ -62,7 +62,8 @@ def _tile(codes: Codes, shape: Shape, box: _Box, start: int, output: DType) -> A
     return values.astype(output.numpy, copy=False)
 
 
-def _read(codes: Codes, start: int, count: int) -> Array:
+def read_codes(codes: Codes, start: int, count: int) -> Array:
+    """The codes of so many elements from number start on."""
     if not codes.is_packed:
         y = np.empty(count, codes.dtype.numpy)
         codes.read(start * y.itemsize, y.view(np.uint8))

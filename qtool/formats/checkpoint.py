@@ -26,6 +26,7 @@ CONFIG = "config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 METADATA_KEY = "qtool"
+_MAKING = ("tool", "recipe")
 
 
 @dataclass(frozen=True)
@@ -245,16 +246,20 @@ def _merged(shards: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _described(texts: Sequence[str]) -> str:
-    """One text for several; a damaged one alone, for its reader to say what is wrong."""
+    """One text for several; a damaged one alone, for its reader to say what is wrong. What they
+    do not say alike of their making is left out."""
     heads: list[dict[str, Any]] = []
+    made: list[dict[str, Any]] = []
     together: dict[str, dict[str, Any]] = {"tensors": {}, "stored": {}}
     for text in texts:
         try:
             document = json.loads(text)
             for key, entries in together.items():
                 entries.update(document.pop(key))
+            made.append({key: document.pop(key) for key in _MAKING if key in document})
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             return text
         heads.append(document)
     head = heads[0] if all(other == heads[0] for other in heads) else {"version": "several"}
-    return json.dumps(head | together)
+    alike = made[0] if all(other == made[0] for other in made) else {}
+    return json.dumps(head | alike | together)

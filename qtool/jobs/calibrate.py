@@ -144,7 +144,9 @@ def _tensors(
     ]
     if not wanted:
         text = ", ".join(dict.fromkeys(skipped.values())) or "no arrays"
-        raise FormatError(str(sources[0][1]), f"nothing to calibrate: {text}")
+        patterns = recipe.include or recipe.exclude
+        remedy = f"its arrays are {', '.join([*found][:5])}" if patterns and found else None
+        raise FormatError(str(sources[0][1]), f"nothing to calibrate: {text}", remedy)
     return wanted, skipped
 
 

@@ -141,7 +141,10 @@ class _Job:
 
     def write(self, path: Path, container: str, kind: str) -> None:
         """Write the file at path, whole or not at all."""
-        nbytes = sum(Path(file).stat().st_size for file in self._files)
+        nbytes = 0
+        for file in self._files:
+            with streams.opened(file) as source:
+                nbytes += source.nbytes
         with files.replacing(path) as temporary, streams.named(temporary, str(path)):
             if kind == "activations":
                 self._progress.begin(len(self._operands), nbytes)

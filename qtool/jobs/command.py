@@ -28,7 +28,7 @@ class Command:
 
     name: quantize or dynamic. tag: part of the default name of dst. graph: how weights are spelled
     in ONNX models, where not by DequantizeLinear. second_order: rounds the weights that it knows.
-    terms: what the result must hold. dry_run: plan alone.
+    terms: what the result must hold. dry_run: plan alone. hashes: the report has those of files.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Command:
     second_order: SecondOrder | None = None
     terms: Terms = field(default_factory=Terms)
     dry_run: bool = False
+    hashes: bool = False
 
     @property
     def threads(self) -> int:

@@ -21,6 +21,7 @@ from qtool.formats.folders import Partial
 from qtool.jobs import dequantize, fingerprint, folder, streams
 from qtool.jobs.division import Division
 from qtool.jobs.folder import Run
+from qtool.jobs.hashing import Sums
 from qtool.jobs.progress import Progress, Silent
 from qtool.jobs.shards import Record
 from qtool.layouts.metadata import read_metadata
@@ -62,7 +63,7 @@ def dequantize_folder(
         described = read_metadata(source)
         key = fingerprint.of_words([json.dumps(settings).encode()])
         run = Run(
-            "dequantize", __version__, str(src), str(Path(src).absolute()), settings,
+            "dequantize", __version__, str(src), str(Path(src).absolute()), settings, "",
             dict.fromkeys(source.shards, key), [],
             folder.without(described.layout, described.tensors),
         )  # fmt: skip
@@ -70,7 +71,7 @@ def dequantize_folder(
         result = bound(_result, started=started)
         with folder.building(partial, run, division):
             records = folder.build(run, works, partial, division, jobs, progress or Silent())
-            return folder.conclude(run, source, partial, records, result, None)
+            return folder.conclude(run, source, partial, records, result, None, Sums(wanted=False))
 
 
 def _sizes(source: CheckpointSource, output: DType) -> list[tuple[str, tuple[int, int]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 
 from qtool.dtypes import DTypeLike, resolve_target
@@ -14,7 +15,7 @@ from qtool.jobs.integer_graph import IntegerGraph
 from qtool.jobs.progress import Progress, Silent
 from qtool.jobs.quantize import run
 from qtool.jobs.terms import Terms
-from qtool.recipe import Recipe
+from qtool.recipe import effective
 from qtool.report import Report
 
 
@@ -37,6 +38,7 @@ def dynamic_file(
     baseline: str | Path | None = None,
     strict: bool = False,
     dry_run: bool = False,
+    hash: bool = False,
     resume: bool = False,
     shards: str | None = None,
     scheduler: str | Executor | None = None,
@@ -64,11 +66,12 @@ def dynamic_file(
     words = {"dtype": target.name} | (
         {"scale_dtype": "float32"} if graph else {"semantics": "dynamic"}
     )
-    options = {
-        "source_dtype": source_dtype, "to": to, "external_data": external_data,
-        "requantize": requantize, "allow_empty": allow_empty,
-    }  # fmt: skip
-    recipe = Recipe(words, (), tuple(include), tuple(exclude), options, all_ranks=not graph)
+    recipe = effective(
+        include=include, exclude=exclude, source_dtype=source_dtype, to=to,
+        external_data=external_data, requantize=requantize, allow_empty=allow_empty, graph=graph,
+        per_tensor=per_tensor, **words,
+    )  # fmt: skip
+    recipe = replace(recipe, all_ranks=not graph)
     recipe.check(typed_later=False)
     if target.name not in ("int8", "uint8"):
         raise UsageError("--dtype", f"{target} has no MatMulInteger", "use int8 or uint8")
@@ -79,6 +82,6 @@ def dynamic_file(
             division=Division.of(resume=resume, shards=shards, scheduler=scheduler),
             jobs=jobs, force=force, progress=progress or Silent(),
             graph=IntegerGraph(per_tensor=per_tensor) if graph else None,
-            terms=Terms.of(fail_if, baseline, strict=strict), dry_run=dry_run,
+            terms=Terms.of(fail_if, baseline, strict=strict), dry_run=dry_run, hashes=hash,
         )
     )  # fmt: skip

@@ -13,7 +13,7 @@ from qtool.errors import OutputError
 from qtool.formats import folders
 from qtool.formats.checkpoint import CheckpointSource
 from qtool.formats.folders import Partial
-from qtool.jobs import folder, shards, streams
+from qtool.jobs import folder, folder_files, shards, streams
 from qtool.jobs.folder import Run
 from qtool.jobs.quantize_folder import report_of
 from qtool.jobs.shards import Record
@@ -55,7 +55,10 @@ def finish_folder(
             raise OutputError(
                 str(partial.path), "is of a run without slices", "go on with it by --resume"
             )
-        with streams.opened(run.path) as opened:
+        with (
+            streams.opened(run.path) as opened,
+            folder_files.beside(cast(CheckpointSource, opened), wanted=run.hashes) as sums,
+        ):
             source = cast(CheckpointSource, opened)
             if not partial.is_published:
                 folders.check_target(partial.dst, source.path, force=force)
@@ -63,7 +66,7 @@ def finish_folder(
             streams.check_report(report_path, [source.path, partial.dst], force=force)
             records = _records(run, source, partial, jobs or engine.default_jobs())
             result = bound(report_of, started=started, terms=terms, mixture=None)
-            return folder.conclude(run, source, partial, records, result, report_path)
+            return folder.conclude(run, source, partial, records, result, report_path, sums)
 
 
 def _records(run: Run, source: CheckpointSource, partial: Partial, jobs: int) -> list[Record]:
@@ -71,7 +74,10 @@ def _records(run: Run, source: CheckpointSource, partial: Partial, jobs: int) ->
     if list(source.shards) != list(run.keys):
         rule = "has other shards than those that were begun with"
         raise OutputError(str(source.path), rule, f"remove {partial.path} and begin anew")
-    found = {name: shards.proven(place, jobs) for name, place in run.places(partial).items()}
+    found = {
+        name: shards.proven(place, jobs, hashes=run.hashes)
+        for name, place in run.places(partial).items()
+    }
     missing = [name for name, record in found.items() if record is None]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

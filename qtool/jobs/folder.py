@@ -16,8 +16,9 @@ from qtool.formats import files, folders
 from qtool.formats.carried import others
 from qtool.formats.checkpoint import CONFIG, INDEX, CheckpointSource, shard_of
 from qtool.formats.folders import Partial
-from qtool.jobs import shards, streams, terms
+from qtool.jobs import folder_files, shards, streams, terms
 from qtool.jobs.division import Division
+from qtool.jobs.hashing import Sums
 from qtool.jobs.progress import Progress
 from qtool.jobs.shards import Place, Record, Task, Work
 from qtool.layouts import Layout
@@ -28,9 +29,9 @@ from qtool.layouts.stored import Stored
 class Run:
     """What a folder is built from, as plain data, so that another process can finish it.
 
-    source: as the user calls it. path: the same, absolute. settings: for the report. keys: of each
-    shard, see Place. documents: by name, what JSON files are to say besides; None: nothing at all
-    (a whole file, or one entry of config.json).
+    source: as the user calls it. path: the same, absolute. settings, recipe: for the report. keys:
+    of each shard, see Place. documents: by name, what JSON files are to say besides; None: nothing
+    at all (a whole file, or one entry of config.json). hashes: the report has those of all files.
     """
 
     command: str
@@ -38,9 +39,11 @@ class Run:
     source: str
     path: str
     settings: dict[str, Any]
+    recipe: str
     keys: dict[str, str]
     warnings: list[str]
     documents: dict[str, dict[str, Any] | None]
+    hashes: bool = False
 
     def save(self, path: Path) -> None:
         with files.replacing(path) as temporary:
@@ -159,9 +162,10 @@ def build(
     places = run.places(partial)
     names = division.of_names(list(places))
     threads = jobs or engine.default_jobs()
-    found = {name: shards.proven(places[name], threads) for name in names}
+    hashes = run.hashes
+    found = {name: shards.proven(places[name], threads, hashes=hashes) for name in names}
     done = {name: record for name, record in found.items() if record is not None}
-    tasks = [Task(places[name], works[name], jobs) for name in names if name not in done]
+    tasks = [Task(places[name], works[name], jobs, hashes) for name in names if name not in done]
     if tasks and partial.is_published:
         rule = "is left by a run whose result has been changed since"
         raise OutputError(str(partial.path), rule, "remove it")
@@ -178,15 +182,23 @@ def conclude(
     records: Sequence[Record],
     result: Result,
     report: Path | None,
+    sums: Sums,
 ) -> dict[str, Any]:
-    """Complete the folder, let it appear, and write the report.
+    """Complete the folder, let it appear, and write the report. sums: of
+    the source's files that are no shards.
 
     Raises GateError where the result fails; the shards are kept then, the report is written.
     """
     made = described(run, partial.dst, records, result)
+    if run.hashes:
+        more = sums.entries() or []
+        made["source"]["files"] = folder_files.of_source(records, more, run.source)
     terms.check(made, report)
     if not partial.is_published:
         _complete(run, source, partial.folder)
+    if run.hashes:
+        made["output"]["files"] = folder_files.of_output(records, partial)
+    if not partial.is_published:
         partial.publish()
     streams.write_report(made, report)
     partial.discard()

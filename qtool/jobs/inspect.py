@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from qtool.dtypes import DTYPES, DType, DTypeLike
+from qtool.errors import UsageError
 from qtool.formats import Source
 from qtool.jobs import faults, foreign_rows, streams
 from qtool.jobs.progress import Progress, Silent
-from qtool.jobs.value_stats import figures_of
+from qtool.jobs.value_stats import BINS, figures_of
 from qtool.layouts.dequantized import DequantizedSource
 from qtool.layouts.foreign import ForeignWeight
 from qtool.layouts.metadata import KEY, Description, read_metadata
+from qtool.recipe.patterns import Patterns, unmatched
 from qtool.spec import TensorInfo
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ def inspect_file(
     src: str | Path,
     *,
     stats: bool = False,
+    bins: int = BINS,
+    include: Sequence[str] = (),
     source_dtype: DTypeLike | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -35,17 +39,19 @@ def inspect_file(
 
     stats: read every tensor, for its range, zeros, outlier ratio and histogram (of quantized
         tensors: of the values that the codes stand for). Without it headers alone are read.
-    Raises QtoolError where the file cannot be read.
+    bins: of these histograms. include: patterns of the names of the tensors that are wanted; none:
+        all of them.
+    Raises QtoolError where the file cannot be read, UsageError where a pattern matches nothing.
     """
     with streams.opened(src, source_dtype) as source:
         described = read_metadata(source)
         readable = DequantizedSource(source, DTYPES["float32"]) if described.tensors else source
         uses = _uses(source)
         found = [] if described.tensors or uses else foreign_rows.find(source)
-        rows, weights = _rows(source, readable, described, found)
+        rows, weights = _chosen(*_rows(source, readable, described, found), include)
         stored = _add_operators(source, rows, uses)
         if stats:
-            _add_stats(source, readable, rows, weights, described, progress or Silent())
+            _add_stats(source, readable, rows, weights, described, progress or Silent(), bins)
             _add_scale_faults(source, rows, stored)
         result = {
             "command": "inspect",
@@ -54,6 +60,7 @@ def inspect_file(
             "bytes": source.nbytes,
             "metadata": {k: v for k, v in source.metadata.items() if k != KEY},
             "quantized_by": _tools(described, uses, found),
+            "provenance": described.provenance and described.provenance.to_json(),
             "tensors": rows,
             "totals": {
                 "tensors": len(rows),
@@ -62,6 +69,20 @@ def inspect_file(
             },
         }
         return result | _special(source, uses)
+
+
+def _chosen(
+    rows: list[dict[str, Any]],
+    weights: list[ForeignWeight | None],
+    include: Sequence[str],
+) -> tuple[list[dict[str, Any]], list[ForeignWeight | None]]:
+    """Those whose names match."""
+    names = [row["name"] for row in rows]
+    for pattern in unmatched(include, names):
+        raise UsageError("--include", f"{pattern!r} matches no tensor", "see qtool inspect")
+    patterns = Patterns(include)
+    kept = [i for i, name in enumerate(names) if not include or patterns.match(name)]
+    return [rows[i] for i in kept], [weights[i] for i in kept]
 
 
 def _add_operators(
@@ -195,6 +216,7 @@ def _add_stats(
     weights: Sequence[ForeignWeight | None],
     described: Description,
     progress: Progress,
+    bins: int,
 ) -> None:
     """Read every tensor; what weights of other tools stand for is not computed."""
     progress.begin(len(rows), sum(row["bytes"] for row in rows))
@@ -204,7 +226,9 @@ def _add_stats(
             foreign_rows.add_faults(weight, row, source)
         else:
             values = readable.read(row["name"])
-            row["stats"] = None if values.dtype.kind == "c" else figures_of(values.reshape(-1))
+            row["stats"] = (
+                None if values.dtype.kind == "c" else figures_of(values.reshape(-1), bins)
+            )
         if row["name"] in described.tensors:
             _add_faults(row, cast("DequantizedSource", readable))
         progress.advance(row["bytes"])

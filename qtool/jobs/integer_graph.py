@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from qtool.formats import Entry
 from qtool.jobs import screening
 from qtool.jobs.tensors import Output
+from qtool.layouts.provenance import Provenance
 from qtool.layouts.stored import Part, Stored
 from qtool.plan import Planned
 from qtool.recipe import Recipe
@@ -50,7 +51,13 @@ class IntegerGraph:
         return plan
 
     def writer(
-        self, source: OnnxSource, plan: Sequence[Planned], path: Path, *, external_data: bool
+        self,
+        source: OnnxSource,
+        plan: Sequence[Planned],
+        path: Path,
+        *,
+        external_data: bool,
+        provenance: Provenance | None,
     ) -> Output:
         """Writes the model to path."""
         from qtool.layouts.onnx_dynamic import IntegerWeight, OnnxDynamic
@@ -62,7 +69,9 @@ class IntegerGraph:
             product = found.get(planned.info.name)
             if planned.spec is not None and isinstance(product, Product):
                 weights[planned.info.name] = IntegerWeight(product, planned.spec)
-        return OnnxDynamic(source, weights, path, external_data=external_data)
+        return OnnxDynamic(
+            source, weights, path, external_data=external_data, provenance=provenance
+        )
 
 
 def _planned(info: TensorInfo, weight: IntegerWeight) -> Planned:

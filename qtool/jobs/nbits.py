@@ -10,6 +10,7 @@ from qtool.jobs import screening
 from qtool.jobs.given import Given
 from qtool.jobs.tensors import Output
 from qtool.layouts import nbits
+from qtool.layouts.provenance import Provenance
 from qtool.plan import Planned, make_plan
 from qtool.recipe import Recipe
 
@@ -44,7 +45,13 @@ class NBits:
         return make_plan(infos, recipe, header, NBitsLayout(source, specs.__getitem__))
 
     def writer(
-        self, source: OnnxSource, plan: Sequence[Planned], path: Path, *, external_data: bool
+        self,
+        source: OnnxSource,
+        plan: Sequence[Planned],
+        path: Path,
+        *,
+        external_data: bool,
+        provenance: Provenance | None,
     ) -> Output:
         """Writes the model to path."""
         from qtool.layouts.onnx_matmul_nbits import OnnxMatMulNBits
@@ -55,4 +62,6 @@ class NBits:
             for p in plan
             if p.spec is not None and p.stored is not None
         }
-        return OnnxMatMulNBits(source, weights, path, external_data=external_data)
+        return OnnxMatMulNBits(
+            source, weights, path, external_data=external_data, provenance=provenance
+        )

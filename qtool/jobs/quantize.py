@@ -72,6 +72,7 @@ def quantize_file(
     baseline: str | Path | None = None,
     strict: bool = False,
     dry_run: bool = False,
+    hash: bool = False,
     resume: bool = False,
     shards: str | None = None,
     scheduler: str | Executor | None = None,
@@ -102,6 +103,7 @@ def quantize_file(
         asked; see unmet.
     dry_run: return the plan, from headers alone; nothing is written but the report and the recipe
         where they are named.
+    hash: the report has the SHA-256 of every file of src and dst.
     resume, shards, scheduler: see Division; a slice's Report is on its own shards and not written.
     jobs: threads for large tensors; None: the cores that the process may use.
     Returns the Report. Raises QtoolError; dst is then as it was. GateError: the result fails; the
@@ -129,7 +131,7 @@ def quantize_file(
             jobs=jobs, force=force, progress=progress or Silent(),
             graph=NBits(given) if asked.options.get("layout") == nbits.NAME else None,
             second_order=_second_order(asked),
-            terms=Terms.of(fail_if, baseline, strict=strict), dry_run=dry_run,
+            terms=Terms.of(fail_if, baseline, strict=strict), dry_run=dry_run, hashes=hash,
         )
     )  # fmt: skip
 
@@ -161,6 +163,8 @@ def _second_order(recipe: Recipe) -> SecondOrder | None:
 def run(command: Command) -> Report:
     """Quantize a file, or every file of a folder; see quantize_file."""
     if command.dry_run:
+        if command.hashes:
+            raise UsageError("--hash", "a dry run reads headers alone", "leave one of them out")
         command.terms.check_planned()
     if not Path(command.src).is_dir():
         from qtool.jobs.quantize_single import quantize_single

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial as bound
 from pathlib import Path
@@ -16,7 +16,7 @@ from qtool.formats import Source
 from qtool.formats.carried import others
 from qtool.formats.checkpoint import CONFIG, CheckpointSource
 from qtool.formats.folders import Partial
-from qtool.jobs import folder, fusing, planning, screening, streams, terms
+from qtool.jobs import folder, folder_files, fusing, planning, recipes, screening, streams, terms
 from qtool.jobs.command import Command
 from qtool.jobs.folder import Run
 from qtool.jobs.mixing import Mixture, mixed
@@ -27,6 +27,7 @@ from qtool.jobs.shards import Record
 from qtool.jobs.terms import Terms
 from qtool.layouts import Layout
 from qtool.layouts.dequantized import DequantizedSource
+from qtool.layouts.provenance import Provenance
 from qtool.layouts.stored import Stored
 from qtool.plan import Planned
 from qtool.report import Report
@@ -41,12 +42,15 @@ def quantize_folder(command: Command) -> Report:
     if division.slice is not None:
         _check_slice(command)
     partial = Partial(folder.target(command.src, command.dst, command.tag))
-    with streams.opened(command.src, command.recipe.options.get("source_dtype")) as opened:
-        source = cast(CheckpointSource, opened)
+    with ExitStack() as stack:
+        dtype = command.recipe.options.get("source_dtype")
+        source = cast(CheckpointSource, stack.enter_context(streams.opened(command.src, dtype)))
+        sums = stack.enter_context(folder_files.beside(source, wanted=command.hashes))
         places = _Places.of(command, partial)
         spelled, readable, mixture = _planned(command, source)
         places.keeping.keep(mixture.recipe)
-        works = _works(command, source, mixture.plan, spelled)
+        made_by = Provenance(recipes.text_of(mixture.recipe))
+        works = works_of(command, source, mixture.plan, spelled, made_by)
         if command.dry_run:
             made = _dry(command, source, partial, works, mixture, readable, places, started)
             streams.write_report(made, places.report if command.report_to else None)
@@ -56,9 +60,9 @@ def quantize_folder(command: Command) -> Report:
         settings = choices(mixture.recipe, command.given, mixture.said, command.second_order)
         run = Run(
             command.name, __version__, str(command.src), str(Path(command.src).absolute()),
-            settings, {name: work.key(settings) for name, work in works.items()},
+            settings, made_by.recipe, {name: work.key(settings) for name, work in works.items()},
             _warnings(command, source, mixture, readable),
-            _documents(mixture.plan, spelled, readable),
+            _documents(mixture.plan, spelled, readable), command.hashes,
         )  # fmt: skip
         result = bound(report_of, started=started, terms=command.terms, mixture=mixture)
         with folder.building(partial, run, division):
@@ -67,7 +71,7 @@ def quantize_folder(command: Command) -> Report:
                 made = folder.described(run, partial.path, records, result)
                 terms.check(made, None)
                 return made
-            return folder.conclude(run, source, partial, records, result, places.report)
+            return folder.conclude(run, source, partial, records, result, places.report, sums)
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def _planned(command: Command, source: CheckpointSource) -> tuple[Layout, Source
     spelled = planning.chosen_layout(asked.options.get("layout"), "safetensors", asked)
     readable = screening.readable(source, requantize=command.requantize)
     if not command.requantize:
-        _check_config(source)
+        check_config(source)
     weighted = command.weighted([info.name for info in readable.infos()])
     recipe = replace(asked, left_alone=spelled.left_alone, weighted=weighted)
     mixture = mixed(
@@ -145,23 +149,30 @@ def _dry(
     started: float,
 ) -> Report:
     """The report on what would be written."""
-    nbytes = 0
-    for name in command.division.of_names(list(works)):
-        with closing(formats.open(source.shards[name].path)) as opened:
-            nbytes += works[name].nbytes(opened)
+    nbytes = bytes_of(source, {n: works[n] for n in command.division.of_names(list(works))})
     made = report.build_planned(
         command.name,
         {"name": str(command.src), "container": "checkpoint", "bytes": source.nbytes,
-         "tensors": len(mixture.plan)},
+         "tensors": len(mixture.plan), "files": None},
         {"name": str(partial.dst), "container": "checkpoint", "bytes": nbytes,
-         "external_data": None},
+         "external_data": None, "files": None},
         choices(mixture.recipe, command.given, mixture.said, command.second_order),
+        recipes.text_of(mixture.recipe),
         planning.records(mixture.plan),
         planning.skipped(mixture.plan),
         [*places.warnings, *_warnings(command, source, mixture, readable)],
         time.perf_counter() - started,
     )  # fmt: skip
     return command.terms.judged(made, mixture)
+
+
+def bytes_of(source: CheckpointSource, works: Mapping[str, QuantizeShard]) -> int:
+    """Bytes of the shards that these works will write."""
+    nbytes = 0
+    for name, work in works.items():
+        with closing(formats.open(source.shards[name].path)) as opened:
+            nbytes += work.nbytes(opened)
+    return nbytes
 
 
 def report_of(
@@ -182,11 +193,13 @@ def report_of(
         ({k: v for k, v in tensor.items() if k != "stats"}, Stats.from_json(tensor["stats"]))
         for tensor in found
     ]
+    files = folder_files.of_source(records, [], run.source) if run.hashes else None
     made = report.build(
         run.command,
-        source | {"tensors": len(tensors) + len(skipped)},
-        output,
+        source | {"tensors": len(tensors) + len(skipped), "files": files},
+        output | {"files": None},
         run.settings,
+        run.recipe,
         tensors,
         skipped,
         run.warnings + screening.nonfinite_warnings(stats for _, stats in tensors),
@@ -195,8 +208,12 @@ def report_of(
     return terms.judged(made, mixture)
 
 
-def _works(
-    command: Command, source: CheckpointSource, plan: Sequence[Planned], layout: Layout
+def works_of(
+    command: Command,
+    source: CheckpointSource,
+    plan: Sequence[Planned],
+    layout: Layout,
+    made_by: Provenance,
 ) -> dict[str, QuantizeShard]:
     """The work on each shard, but for what its tensors share with those of others."""
     planned = {p.info.name: replace(p, parts=()) for p in plan}
@@ -207,7 +224,7 @@ def _works(
         own = tuple(planned[name] for name in names)
         part = None if command.given is None else command.given.part(names)
         works[name] = QuantizeShard(
-            own, layout.name, part, {}, command.second_order, command.importance
+            own, layout.name, part, {}, made_by, command.second_order, command.importance
         )
     return works
 
@@ -234,7 +251,7 @@ def _with_shared_absmax(
     }
 
 
-def _check_config(source: CheckpointSource) -> None:
+def check_config(source: CheckpointSource) -> None:
     """Refuse a configuration that would tell readers of another quantization."""
     for key in ("quantization_config", "quantization"):
         if source.config.get(key) is not None:

@@ -14,6 +14,7 @@ from qtool.jobs.given import Given
 from qtool.jobs.progress import Progress, Silent
 from qtool.jobs.tensors import Job
 from qtool.layouts import LAYOUTS
+from qtool.layouts.provenance import Provenance
 from qtool.plan import Planned
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class QuantizeShard:
 
     plan: without parts, which the layout of that name makes again. given: scales of its tensors
     that the user gives. absmax: the magnitude that tensors share with others in other shards.
+    provenance: for its metadata.
     second_order: rounds the weights that it knows. importance: of those whose errors are weighted.
     """
 
@@ -34,6 +36,7 @@ class QuantizeShard:
     layout: str
     given: Given | None
     absmax: dict[str, float]
+    provenance: Provenance
     second_order: SecondOrder | None = None
     importance: Importance | None = None
 
@@ -44,7 +47,8 @@ class QuantizeShard:
 
     def key(self, settings: Mapping[str, Any]) -> str:
         """Differs wherever the result of the same source would."""
-        words = [json.dumps([settings, self.layout, self.absmax]), repr(self.plan)]
+        choices = [settings, self.layout, self.absmax, self.provenance.recipe]
+        words = [json.dumps(choices), repr(self.plan)]
         given = _words(self.plan, self.given)
         quantized = [p.info.name for p in self.plan if p.spec is not None]
         known = [known for known in (self.second_order, self.importance) if known is not None]
@@ -85,6 +89,7 @@ class QuantizeShard:
         return Job(
             readable, plan, self.given, layout, progress, jobs, absmax,
             second_order=self.second_order, importance=self.importance,
+            provenance=self.provenance,
         )  # fmt: skip
 
 

@@ -11,13 +11,15 @@ from typing import Any
 from qtool import report
 from qtool.errors import OutputError, UsageError
 from qtool.formats import Source
-from qtool.jobs import planning, screening, streams, terms
+from qtool.jobs import hashing, planning, recipes, screening, streams, terms
 from qtool.jobs.command import Command
+from qtool.jobs.hashing import Sums
 from qtool.jobs.mixing import Mixture, mixed
 from qtool.jobs.recipes import Keeping
 from qtool.jobs.settings import settings
 from qtool.jobs.tensors import Job
 from qtool.layouts import native
+from qtool.layouts.provenance import Provenance
 from qtool.report import Report
 
 
@@ -25,12 +27,16 @@ def quantize_single(command: Command) -> Report:
     """Quantize the file command.src into command.dst; see quantize_file."""
     command.division.check_unused(command.src)
     started = time.perf_counter()
-    with streams.opened(command.src, command.recipe.options.get("source_dtype")) as source:
+    with (
+        streams.opened(command.src, command.recipe.options.get("source_dtype")) as source,
+        Sums(wanted=command.hashes) as sums,
+    ):
+        sums.add(streams.source_names(command.src, source))
         if command.given is not None and source.container == "npy":
             given = command.given.for_array(source.infos()[0].name)
             command = replace(command, given=given)
         places = _Places.of(command, source)
-        work = _prepared(command, source, places, started)
+        work = _prepared(command, source, places, sums, started)
         places.keeping.keep(work.mixture.recipe)
         external_data = command.recipe.options.get("external_data", False)
         if command.dry_run:
@@ -39,9 +45,11 @@ def quantize_single(command: Command) -> Report:
             terms.check(made, None)
             return made
         with streams.placed(places.name, f"{source.path.stem}.{places.container}") as path:
-            accept = work.accept if command.terms.asked else None
+            accept = work.accept if command.terms.asked or command.hashes else None
             work.job.write(path, places.container, external_data=external_data, accept=accept)
-            made = work.judged(streams.written(path, places.name, places.container))
+            output = streams.written(path, places.name, places.container)
+            names = streams.output_names(path, output)
+            made = work.judged(output, hashing.of_files(names, wanted=command.hashes))
     streams.write_report(made, places.report)
     return made
 
@@ -90,7 +98,8 @@ def _check_onnx_alone(command: Command, source: Source, container: str) -> None:
 
 @dataclass(frozen=True)
 class _Work:
-    """What is to be done, and what is said of it. readable: the source, dequantized."""
+    """What is to be done, and what is said of it. readable: the source, dequantized. sums: of the
+    source's files."""
 
     command: Command
     source: Source
@@ -98,16 +107,18 @@ class _Work:
     places: _Places
     mixture: Mixture
     job: Job
+    sums: Sums
     started: float
 
     def accept(self, nbytes: int) -> None:
-        """Raise GateError where the output, of that many bytes, must not appear."""
+        """Raise GateError where the output, of that many bytes, must not appear, and FormatError
+        where the source has changed."""
         terms.check(self.judged(self._output(nbytes)), self.places.report)
 
-    def judged(self, output: dict[str, Any]) -> Report:
-        """The report on what has been written."""
+    def judged(self, output: dict[str, Any], files: list[hashing.Entry] | None = None) -> Report:
+        """The report on what has been written. files: those of the output."""
         made = report.build(
-            **self._said(output),
+            **self._said(output | {"files": files}),
             tensors=self.job.records,
             skipped=[(p.info.name, p.reason) for p in self.mixture.plan if p.reason is not None],
             warnings=self._warnings()
@@ -121,7 +132,7 @@ class _Work:
         path = Path(f"{self.source.path.stem}.{self.places.container}" if name == "-" else name)
         nbytes = self.job.nbytes(path, self.places.container, external_data=external_data)
         made = report.build_planned(
-            **self._said(self._output(nbytes)),
+            **self._said(self._output(nbytes) | {"files": None}),
             tensors=planning.records(self.mixture.plan),
             skipped=planning.skipped(self.mixture.plan),
             warnings=[*self.places.warnings, *self._warnings()],
@@ -139,9 +150,11 @@ class _Work:
                 "container": self.source.container,
                 "bytes": self.source.nbytes,
                 "tensors": len(self.mixture.plan),
+                "files": self.sums.entries(),
             },
             "output": output,
             "settings": settings(recipe, command.given, self.mixture.said, second_order) | own,
+            "recipe": recipes.text_of(recipe),
             "seconds": time.perf_counter() - self.started,
         }
 
@@ -155,7 +168,9 @@ class _Work:
         return found + planning.warnings(command, plan)
 
 
-def _prepared(command: Command, source: Source, places: _Places, started: float) -> _Work:
+def _prepared(
+    command: Command, source: Source, places: _Places, sums: Sums, started: float
+) -> _Work:
     """The work, planned and checked from headers alone, but for mixed precision."""
     asked, container = command.recipe, places.container
     layout = asked.options.get("layout")
@@ -181,5 +196,6 @@ def _prepared(command: Command, source: Source, places: _Places, started: float)
     job = Job(
         readable, plan, command.given, spelled, command.progress, command.threads,
         graph=command.graph, second_order=command.second_order, importance=command.importance,
+        provenance=Provenance(recipes.text_of(mixture.recipe)),
     )  # fmt: skip
-    return _Work(command, source, readable, places, mixture, job, started)
+    return _Work(command, source, readable, places, mixture, job, sums, started)

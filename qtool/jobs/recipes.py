@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qtool.errors import OutputError, UsageError
+import numpy as np
+
+from qtool.errors import FormatError, OutputError, UsageError
 from qtool.formats import files
+from qtool.jobs import streams
 from qtool.jobs.target import Target
+from qtool.layouts.metadata import read_metadata
 from qtool.recipe import Recipe, effective, over, toml
 
 # What an option takes the place of where another place gave it, as over() does for words.
@@ -30,6 +35,8 @@ def layered(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     the nearest, but without those of farther places that contradict it; see over()."""
     merged: dict[str, Any] = {}
     for layer in layers:
+        if "made" in layer:  # `qtool recipe --from` stands alone
+            merged = {}
         gone = set().union(*(_INSTEAD.get(name, ()) for name in layer)) - layer.keys()
         merged = over(layer, {k: v for k, v in merged.items() if k not in gone})
     return merged
@@ -59,9 +66,31 @@ def asked(**options: Any) -> Recipe:
     return recipe
 
 
+def recipe_of(src: str | Path) -> str:
+    """The recipe that a file or folder says it was made by, as TOML; "-" is standard input.
+
+    Raises FormatError where it does not.
+    """
+    with streams.opened(src) as source:
+        made = read_metadata(source).provenance
+        if made is None:
+            rule = "does not say what it was made by"
+            raise FormatError(str(source.path), rule, "name what a qtool of this kind has written")
+        return made.recipe
+
+
 def recipe_text(**options: Any) -> str:
     """asked() as TOML, which the option --recipe reads."""
     return toml.written(asked(**options))
+
+
+def text_of(recipe: Recipe) -> str:
+    """The recipe as TOML, for outputs and reports: what an array from Python is stands for it."""
+    said = {
+        name: f"{v.dtype} array of shape {v.shape}" if isinstance(v, np.ndarray) else v
+        for name, v in recipe.options.items()
+    }
+    return toml.written(replace(recipe, options=said))
 
 
 class Keeping:

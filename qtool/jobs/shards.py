@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,8 +15,9 @@ from qtool import __version__, engine
 from qtool.errors import FormatError, OutputError, QtoolError
 from qtool.formats import Source, files
 from qtool.formats.safetensors import SafetensorsSource
-from qtool.jobs import fingerprint
+from qtool.jobs import fingerprint, hashing
 from qtool.jobs.fingerprint import Fingerprint, Pieces
+from qtool.jobs.hashing import Sums
 from qtool.jobs.progress import Part, Progress, Silent
 
 
@@ -51,22 +52,25 @@ class Place:
 @dataclass(frozen=True)
 class Task:
     """One shard and what is done with it. jobs: threads; None: the cores that the process may
-    use."""
+    use. hashes: the record has those of its files."""
 
     place: Place
     work: Work
     jobs: int | None
+    hashes: bool = False
 
 
 @dataclass(frozen=True)
 class Record:
-    """A finished shard: what it was made of, by which qtool, and what came out."""
+    """A finished shard: what it was made of, by which qtool, and what came out. files: what a
+    report says of both, where that was asked for."""
 
     version: str
     key: str
     source: Fingerprint
     output: Fingerprint
     findings: dict[str, Any]
+    files: dict[str, hashing.Entry] | None = None
 
     def save(self, path: Path) -> None:
         with files.replacing(path) as temporary:
@@ -92,24 +96,44 @@ def run(task: Task, progress: Progress | None = None) -> Record:
     jobs = task.jobs or engine.default_jobs()
     with _working:
         pieces = Pieces()
-        with closing(SafetensorsSource(place.source, pieces.saw)) as opened:
-            findings = task.work.write(opened, place.target, jobs, progress or Silent())
-        source = pieces.of_file(place.source, jobs)
-        output = fingerprint.of_file(place.target, jobs)
-        record = Record(place.version, place.key, source, output, findings)
+        with Sums(wanted=task.hashes) as sums:
+            sums.add({str(place.source): place.source})
+            with closing(SafetensorsSource(place.source, pieces.saw)) as opened:
+                findings = task.work.write(opened, place.target, jobs, progress or Silent())
+            sums.add({str(place.target): place.target})
+            source = pieces.of_file(place.source, jobs)
+            output = fingerprint.of_file(place.target, jobs)
+            files = _files(place, sums)
+        record = Record(place.version, place.key, source, output, findings, files)
         record.save(place.record)
     return record
 
 
-def proven(place: Place, jobs: int) -> Record | None:
-    """The record of a finished shard, where its source, key, version and result are as recorded."""
+def _files(place: Place, sums: Sums) -> dict[str, hashing.Entry] | None:
+    """What a report says of a shard's files, by their names in the folder."""
+    entries = sums.entries()
+    if entries is None:
+        return None
+    found = {entry["name"]: entry | {"name": place.target.name} for entry in entries}
+    return {"source": found[str(place.source)], "output": found[str(place.target)]}
+
+
+def proven(place: Place, jobs: int, *, hashes: bool = False) -> Record | None:
+    """The record of a finished shard, where its source, key, version and result are as recorded.
+
+    hashes: it has those of its files; where it was made without them, they are found now.
+    """
     record = Record.load(place.record)
     if record is None or (record.version, record.key) != (place.version, place.key):
         return None
-    with suppress(FormatError):  # a file that is not there
-        if record.output == fingerprint.of_file(place.target, jobs):
-            return record if record.source == fingerprint.of_file(place.source, jobs) else None
-    return None
+    with suppress(FormatError), Sums(wanted=hashes and record.files is None) as sums:
+        sums.add({str(path): path for path in (place.source, place.target)})
+        if record.output != fingerprint.of_file(place.target, jobs):
+            return None
+        if record.source != fingerprint.of_file(place.source, jobs):
+            return None
+        return replace(record, files=_files(place, sums) or record.files)
+    return None  # a file is not there
 
 
 def run_all(

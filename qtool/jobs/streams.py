@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -74,11 +74,15 @@ def target(
     if dst is None or str(dst) == STANDARD:
         return STANDARD, to or container
     suffix = Path(dst).suffix[1:].lower()
+    endings = " or ".join(f".{name}" for name in allowed)
+    if not suffix and to is None:
+        rule = "its name does not say what to write"
+        raise UsageError(str(dst), rule, f"end it in {endings}")
     if suffix not in allowed and (to is None or suffix in formats.CONTAINERS):
         raise UsageError(
             str(dst),
-            f"{container} cannot be written as {suffix or 'no suffix'}",
-            "end its name in " + " or ".join(f".{name}" for name in allowed),
+            f"{container} cannot be written as {suffix}",
+            f"end its name in {endings}",
         )
     if to is not None and suffix in allowed and suffix != to:
         raise UsageError(str(dst), f"its suffix contradicts --to {to}", "leave one of them out")
@@ -109,6 +113,31 @@ def source_files(src: str | Path, source: formats.Source) -> list[Path]:
     if source.container == "onnx":
         named += sorted(cast("OnnxSource", source).external_files)
     return named
+
+
+def source_names(src: str | Path, source: formats.Source) -> dict[str, Path]:
+    """The files of a source by the names that the user calls them."""
+    names = {str(src): source.path}
+    if source.container == "onnx":
+        for path in cast("OnnxSource", source).external_files:
+            names[_beside(str(src), path)] = path
+    return names
+
+
+def output_names(path: Path, output: Mapping[str, Any]) -> dict[str, Path]:
+    """The files of an output at path by the names that the user calls them; output: see
+    written()."""
+    names = {output["name"]: path}
+    if output["external_data"] is not None:
+        data = path.resolve().with_name(output["external_data"])
+        names[_beside(output["name"], data)] = data
+    return names
+
+
+def _beside(name: str, path: Path) -> str:
+    """What the user calls a file whose folder is that of the one called name, or below it."""
+    folder = os.path.dirname(name)
+    return os.path.join(folder, os.path.relpath(path, os.path.realpath(folder)))
 
 
 def check_target(sources: Sequence[Path], dst: str, *, force: bool) -> None:

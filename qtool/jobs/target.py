@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from qtool.errors import UsageError
 from qtool.layouts import compressed_tensors, mlx, native, nbits
-from qtool.recipe import Recipe, Words, words
+from qtool.presets import PRESETS
+from qtool.recipe import WORDS, Recipe, Words, words
 
 KEYS = ("target_bits", "target_sqnr", "candidates")
 _SHORT = "int4:16,int4:32,int4:128,uint4:16,uint4:32,uint4:64,uint4:128,int8:32,int8:128"
@@ -86,5 +87,7 @@ def candidates_of(texts: Sequence[str]) -> list[Words]:
 
 def _short(text: str, thing: str) -> Words:
     dtype, colon, size = text.partition(":")
+    if dtype in PRESETS and dtype not in cast("tuple[str, ...]", WORDS["dtype"]):
+        raise UsageError(thing, f"{dtype} is a preset", f"give it by --candidates preset={dtype}")
     given = {"dtype": dtype} | ({"block_size": size} if colon else {})
     return words.checked(given, thing)

@@ -19,6 +19,7 @@ from qtool.jobs.progress import Progress, Silent
 from qtool.layouts import Layout
 from qtool.layouts.dequantized import DequantizedSource
 from qtool.layouts.metadata import Description
+from qtool.layouts.provenance import Provenance
 from qtool.layouts.writer import Writer
 from qtool.plan import Planned
 from qtool.recipe import Recipe
@@ -60,7 +61,13 @@ class OnnxLayout(Protocol):
         ...
 
     def writer(
-        self, source: OnnxSource, plan: Sequence[Planned], path: Path, *, external_data: bool
+        self,
+        source: OnnxSource,
+        plan: Sequence[Planned],
+        path: Path,
+        *,
+        external_data: bool,
+        provenance: Provenance | None,
     ) -> Output:
         """Writes the model to path."""
         ...
@@ -87,7 +94,7 @@ class Job:
     layout: of .safetensors and .npz files; graph: of ONNX models, None: DequantizeLinear. absmax:
     the largest magnitude of tensors that share a global scale with others, also in other files;
     None: shared in this file alone. second_order: rounds the weights that it knows. importance: of
-    those whose errors are weighted.
+    those whose errors are weighted. provenance: for the file's metadata.
     """
 
     def __init__(
@@ -102,6 +109,7 @@ class Job:
         graph: OnnxLayout | None = None,
         second_order: SecondOrder | None = None,
         importance: Importance | None = None,
+        provenance: Provenance | None = None,
     ) -> None:
         self._source = source
         self._plan = plan
@@ -113,6 +121,7 @@ class Job:
         self._graph = graph
         self._second_order = second_order
         self._importance = importance
+        self._provenance = provenance
         self.records: list[tuple[dict[str, Any], Stats]] = []
 
     def write(
@@ -162,7 +171,7 @@ class Job:
             path,
             {p.info.name: p.parts for p in quantized},
             [entry for entries in copied.values() for entry in entries],
-            description=Description(self._layout, {**kept, **tensors}),
+            description=Description(self._layout, {**kept, **tensors}, self._provenance),
             source=original,
         )
 
@@ -184,7 +193,9 @@ class Job:
     def _onnx_writer(self, path: Path, *, external_data: bool) -> Output:
         source = cast("OnnxSource", self._source)
         if self._graph is not None:
-            return self._graph.writer(source, self._plan, path, external_data=external_data)
+            return self._graph.writer(
+                source, self._plan, path, external_data=external_data, provenance=self._provenance
+            )
         from qtool.layouts.onnx_qdq import OnnxQdq
         from qtool.layouts.onnx_weight import Weight
 
@@ -193,7 +204,9 @@ class Job:
             for p in self._plan
             if p.spec is not None and p.stored is not None
         }
-        return OnnxQdq(source, weights, path, external_data=external_data)
+        return OnnxQdq(
+            source, weights, path, external_data=external_data, provenance=self._provenance
+        )
 
     def absmax(self, names: Collection[str]) -> dict[str, float]:
         """The largest magnitude of each of those tensors that are quantized."""

@@ -97,7 +97,8 @@ def check(report: Report, path: Path | None) -> None:
 
 def _lines(report: Report) -> list[tuple[str, str]]:
     """One for each failure: the thing and the rule."""
-    lines: list[tuple[str, str]] = []
+    output = report["output"]["name"]
+    lines = [(p["tensor"] or output, p["problem"]) for p in report.get("problems", ())]
     if report.get("gates"):
         from qtool.report.gates import failure_lines
 

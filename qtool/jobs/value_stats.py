@@ -12,8 +12,8 @@ BINS = 16
 _PIECE = 1 << 20
 
 
-def figures_of(values: NDArray[Any]) -> dict[str, Any]:
-    """Figures of the finite values; histogram: counts in BINS equal bins from min to max."""
+def figures_of(values: NDArray[Any], bins: int = BINS) -> dict[str, Any]:
+    """Figures of the finite values; histogram: counts in equal bins from min to max."""
     pieces = [slice(start, start + _PIECE) for start in range(0, values.size, _PIECE)]
     nan = inf = zeros = 0
     low, high = math.inf, -math.inf
@@ -29,14 +29,14 @@ def figures_of(values: NDArray[Any]) -> dict[str, Any]:
     figures: dict[str, Any] = {"nan_count": nan, "inf_count": inf, "zero_count": zeros}
     if not count:
         return figures | dict.fromkeys(("min", "max", "rms", "outlier_ratio", "histogram"))
-    absmax = max(-low, high)
+    absmax = max(abs(low), abs(high))
     squares = 0.0
-    histogram = np.zeros(BINS, np.int64)
+    histogram = np.zeros(bins, np.int64)
     for piece in pieces:
         x = values[piece].astype(np.float64)
         x = x[np.isfinite(x)] / (absmax or 1.0)  # scaled, so that squares cannot overflow
         squares += float(np.square(x).sum())
-        histogram += _histogram(x, low / (absmax or 1.0), high / (absmax or 1.0))
+        histogram += _histogram(x, low / (absmax or 1.0), high / (absmax or 1.0), bins)
     rms = math.sqrt(squares / count)
     return figures | {
         "min": low,
@@ -47,8 +47,8 @@ def figures_of(values: NDArray[Any]) -> dict[str, Any]:
     }
 
 
-def _histogram(x: NDArray[Any], low: float, high: float) -> NDArray[np.int64]:
-    """Counts of x in BINS equal bins; np.histogram refuses ranges of a few units in the last
+def _histogram(x: NDArray[Any], low: float, high: float, bins: int) -> NDArray[np.int64]:
+    """Counts of x in equal bins; np.histogram refuses ranges of a few units in the last
     place."""
-    place = (x - low) * (BINS / (high - low)) if high > low else np.full(x.shape, BINS / 2)
-    return np.bincount(np.clip(place.astype(np.int64), 0, BINS - 1), minlength=BINS)
+    place = (x - low) * (bins / (high - low)) if high > low else np.full(x.shape, bins / 2)
+    return np.bincount(np.clip(place.astype(np.int64), 0, bins - 1), minlength=bins)

@@ -28,13 +28,15 @@ class DequantizedSource:
 
     dtype: element type of the tensors that are quantized in the file; the others are as stored.
     original: the file as it is. tensors, layout: what its metadata says.
+    tolerant: leave tensors out whose parts do not fit the metadata, in place of a FormatError;
+    faults: what is wrong with them.
     """
 
-    def __init__(self, source: Source, dtype: DType) -> None:
+    def __init__(self, source: Source, dtype: DType, *, tolerant: bool = False) -> None:
         self.original = source
         self._dtype = dtype
         described = read_metadata(source)
-        self.tensors, self.layout = described.tensors, described.layout
+        self.tensors, self.layout = dict(described.tensors), described.layout
         self._parts = {
             name: self.layout.parts(name, stored) for name, stored in self.tensors.items()
         }
@@ -43,12 +45,19 @@ class DequantizedSource:
         self.container = source.container
         self.nbytes = source.nbytes
         self.metadata: Mapping[str, str] = {k: v for k, v in source.metadata.items() if k != KEY}
-        for parts in self._parts.values():
-            self._check(parts)
+        self.faults: dict[str, FormatError] = {}
+        for name, parts in self._parts.items():
+            try:
+                self._check(parts)
+            except FormatError as error:
+                if not tolerant:
+                    raise
+                self.faults[name] = error
+                del self.tensors[name]
 
     def infos(self) -> list[TensorInfo]:
         """The tensors before quantization, in the order of their codes in the file."""
-        codes = {parts[0].entry.name: name for name, parts in self._parts.items()}
+        codes = {self._parts[name][0].entry.name: name for name in self.tensors}
         hidden = {part.entry.name for parts in self._parts.values() for part in parts}
         infos = []
         for name, info in self._infos.items():

@@ -2,12 +2,13 @@
 
 The metadata key "qtool" holds JSON:
 
-    {"version": 1, "layout": NAME, "tensors": {NAME: {"dtype", "shape", "granularity", "axis",
-     "block_size", "scale_dtype", "source_dtype", "zero_point"}}, "stored": {NAME: dtype of an array
-     that NumPy has no name for}}
+    {"version": 1, "tool": {"name", "version"}, "recipe": TOML, "layout": NAME,
+     "tensors": {NAME: {"dtype", "shape", "granularity", "axis", "block_size", "scale_dtype",
+     "source_dtype", "zero_point"}}, "stored": {NAME: dtype of an array that NumPy has no name for}}
 
+"tool" and "recipe", which say what made the file, are missing in files of qtool's first days.
 "layout" is left out where it is the native one; "tile", "global_scale" and "activations" stand
-where there are such.
+where there are such. ONNX models hold "tool" and "recipe" alone; their operators say the rest.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from qtool.errors import FormatError, UsageError
 from qtool.formats import Entry, Source
 from qtool.layouts import LAYOUTS, Layout, native
+from qtool.layouts.provenance import Provenance
 from qtool.layouts.stored import Stored
 from qtool.spec import TensorInfo
 
@@ -28,18 +30,21 @@ KEY = "qtool"
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The quantized tensors of a file by name, and the layout that they are stored in."""
+    """The quantized tensors of a file by name, the layout that they are stored in, and what made
+    the file."""
 
     layout: Layout = native
     tensors: Mapping[str, Stored] = field(default_factory=dict)
+    provenance: Provenance | None = None
 
     def to_json(self, written: Iterable[Entry]) -> str:
         """The value of the metadata key, for a file that holds what is written."""
         unnamed = {e.name: e.dtype.name for e in written if e.dtype.numpy.isbuiltin != 1}
         described = {name: stored.to_json() for name, stored in self.tensors.items()}
+        made = {} if self.provenance is None else self.provenance.to_json()
         layout = {} if self.layout is native else {"layout": self.layout.name}
         return json.dumps(
-            {"version": VERSION, **layout, "tensors": described, "stored": unnamed},
+            {"version": VERSION, **made, **layout, "tensors": described, "stored": unnamed},
             separators=(",", ":"),
             ensure_ascii=False,
         )
@@ -56,6 +61,9 @@ def read_metadata(source: Source) -> Description:
     thing = f"{source.path}: metadata {KEY!r}"
     try:
         described = json.loads(text)
+        provenance = Provenance.from_json(described)
+        if source.container == "onnx":
+            return Description(provenance=provenance)
         if described["version"] != VERSION:
             raise FormatError(
                 thing,
@@ -71,7 +79,7 @@ def read_metadata(source: Source) -> Description:
         }
         for name, stored in found.items():
             _check(layout, name, stored)
-        return Description(layout, found)
+        return Description(layout, found, provenance)
     except FormatError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from qtool.dtypes import DType
 from qtool.formats.onnx import OnnxSource, editing
@@ -20,14 +20,21 @@ from qtool.formats.onnx import tensor as onnx_tensor
 from qtool.formats.onnx.bodies import Labels, Place, bodies
 from qtool.formats.onnx.consumers import Consumers
 from qtool.formats.onnx.graph import Names
+from qtool.formats.onnx.listing import listing
 from qtool.formats.onnx.opset import raise_opset
 from qtool.formats.onnx.writer import ModelWriter
+from qtool.layouts.metadata import KEY
+from qtool.layouts.nbits import MATMUL
 from qtool.layouts.onnx_dequantizers import Dequantizer, dequantizers
 from qtool.layouts.onnx_integer_back import FloatProducts
 from qtool.layouts.onnx_nbits_floats import NBitsFolding
+from qtool.layouts.onnx_nbits_read import NBitsWeight
 from qtool.layouts.reordered import Memory
 from qtool.spec import Granularity, Shape, Writer
 from qtool.tensor import Codes
+
+# Stores the values of the codes of a tensor, given its name.
+Restore = Callable[[Codes, Writer, str], None]
 
 # The first opset whose Cast takes bfloat16.
 _CAST_BFLOAT16 = 13
@@ -37,14 +44,18 @@ _CAST_BFLOAT16 = 13
 class Folded:
     """A DequantizeLinear node that becomes a stored tensor.
 
-    name: the label of the tensor that consumers read. dtype, shape: of the codes.
-    granularity: of the scale.
+    name: the label of the stored tensor; read: of the one that consumers read. dtype, shape: of the
+    codes. granularity: of the scale. weight: where the codes are, and their parameters.
+    is_factor: whether it is the matrix of a product of codes, in the shape that the product needs.
     """
 
     name: str
+    read: str
     dtype: DType
     shape: Shape
     granularity: Granularity
+    weight: Dequantizer | NBitsWeight
+    is_factor: bool = False
 
 
 class OnnxDequantized:
@@ -57,19 +68,22 @@ class OnnxDequantized:
     reads any more go away, as do nodes that give other nodes' scales alone.
     float64 holds the float32 values.
 
-    folded: what becomes of the nodes, DequantizeLinear first. Values are read by write() alone.
+    folded: what becomes of the nodes, DequantizeLinear first; rest: the labels of the tensors of
+    the source that stay. Values are read by write() alone.
     """
 
     def __init__(self, source: OnnxSource, dtype: DType) -> None:
         self._source = source
         self._dtype = dtype
         self._names = Names(source.model)
-        self._model = ModelProto()
-        self._model.CopyFrom(source.model)
+        self._model = editing.copied(source.model, KEY, None)
         if dtype.name == "bfloat16":
             raise_opset(self._model, _CAST_BFLOAT16, self._names, str(source.path))
         fixed = source.tensors.keys() - source.overridable
-        FloatProducts(self._model, {source.places[label] for label in fixed}, self._names)
+        products = FloatProducts(
+            self._model, {source.places[label] for label in fixed}, self._names
+        )
+        self._factors = products.matrices
         self._bodies = bodies(self._model)
         self._consumers = Consumers(self._bodies)
         self._labels = Labels(self._bodies)
@@ -84,13 +98,15 @@ class OnnxDequantized:
         self._nbits = NBitsFolding(source, self._model, self._bodies, dtype, self._names)
         for name, weight in self._nbits.weights.items():
             read = self._nbits.read_as[name]
-            self.folded.append(Folded(read, weight.dtype, weight.shape, weight.blocks))
+            is_factor = weight.operator == MATMUL
+            shape, blocks = weight.shape, weight.blocks
+            self.folded.append(Folded(read, read, weight.dtype, shape, blocks, weight, is_factor))
         labels = {label for one in found for label in one.inputs if label} | self._nbits.replaced
         self._remove_unused(labels, {dequantizer.place for dequantizer in inner})
+        made = self._made.keys() | self._nbits.tensors.keys()
+        self.rest = listing(self._model).tensors.keys() - made
 
-    def write(
-        self, path: Path, *, external_data: bool, restore: Callable[[Codes, Writer, str], None]
-    ) -> None:
+    def write(self, path: Path, *, external_data: bool, restore: Restore) -> None:
         """Write the model, once; see ModelWriter for external_data and errors.
 
         restore: stores the values of the codes of a tensor, given its name.
@@ -99,13 +115,34 @@ class OnnxDequantized:
         with ModelWriter(
             path, self._model, made, source=self._source, external_data=external_data
         ) as writer:
-            for name, (_, found) in self._made.items():
-                with found.codes() as codes, writer.writing(name) as write:
-                    restore(codes, write, name)
             memory = Memory(path.resolve().parent)
-            for name, weight in self._nbits.weights.items():
-                with weight.reading(self._source) as codes, writer.writing(name) as write:
-                    restore(codes, self._nbits.through(name, write, memory), name)
+            for name in made:
+                with writer.writing(name) as write:
+                    if name in self._made:
+                        self._restore(name, write, restore)
+                    else:
+                        self._restore(name, self._nbits.through(name, write, memory), restore)
+
+    def restore(
+        self, name: str, write: Writer, restore: Restore, folder: Path, *, by_rows: bool = False
+    ) -> None:
+        """Store the values of one of the folded alone.
+
+        folder: see Memory. by_rows: those of MatMulNBits as [N, K].
+        """
+        key = next((key for key, read in self._nbits.read_as.items() if read == name), name)
+        if key not in self._made:
+            write = self._nbits.through(key, write, Memory(folder), by_rows=by_rows)
+        self._restore(key, write, restore)
+
+    def _restore(self, name: str, write: Writer, restore: Restore) -> None:
+        reading = (
+            self._made[name][1].codes()
+            if name in self._made
+            else self._nbits.weights[name].reading(self._source)
+        )
+        with reading as codes:
+            restore(codes, write, name)
 
     def _gives_scales(self, inner: Dequantizer, found: Sequence[Dequantizer]) -> bool:
         """Whether a node's result is read as the scale of other nodes that are folded alone."""
@@ -123,7 +160,7 @@ class OnnxDequantized:
         """Put a stored tensor, and a Cast where needed, in the place of a node."""
         body, read, granularity = found.body, found.place.name, found.granularity
         nodes = body.proto.node
-        label = self._labels.of(found.place)
+        label = read_label = self._labels.of(found.place)
         index = _index(nodes, found.node)
         del nodes[index]
         stored = read
@@ -140,7 +177,9 @@ class OnnxDequantized:
         for constant in editing.store(body, [tensor]):
             nodes.insert(index, constant)
         self._made[label] = (editing.held([body], [stored])[stored], found)
-        self.folded.append(Folded(label, found.dtype, found.shape, granularity))
+        is_factor = found.node.output[0] in self._factors
+        shape, parts = found.shape, (granularity, found, is_factor)
+        self.folded.append(Folded(label, read_label, found.dtype, shape, *parts))
 
     def _cast_of(self, place: Place) -> NodeProto | None:
         """The Cast to the wanted type, in the same body, that is all that reads a tensor."""

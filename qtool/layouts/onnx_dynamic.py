@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto
+from onnx import NodeProto
 
 from qtool.dtypes import DTYPES, DType
 from qtool.formats.onnx import OnnxSource, editing
@@ -30,8 +30,10 @@ from qtool.formats.onnx.bodies import Body, Place, bodies
 from qtool.formats.onnx.graph import Names
 from qtool.formats.onnx.opset import raise_opset
 from qtool.formats.onnx.writer import ModelWriter
+from qtool.layouts.metadata import KEY
 from qtool.layouts.onnx_integer_nodes import IntegerNodes, Parts
 from qtool.layouts.onnx_products import Product, is_product
+from qtool.layouts.provenance import Provenance
 from qtool.layouts.wrapper import Wrapper
 from qtool.packing import pack
 from qtool.spec import PerAxis, PerTensor, QuantSpec, Shape, Writer
@@ -82,8 +84,8 @@ class OnnxDynamic(Wrapper[ModelWriter]):
     """The dynamically quantized copy of a model at path: planned from headers, filled weight by
     weight.
 
-    weights: what those named so are quantized to. external_data: see ModelWriter. Leaving it
-    completes the file.
+    weights: what those named so are quantized to. external_data: see ModelWriter. provenance: for
+    the model's metadata. Leaving it completes the file.
 
     Raises FormatError where the model cannot be converted to opset 11, OutputError as ModelWriter.
     """
@@ -95,12 +97,13 @@ class OnnxDynamic(Wrapper[ModelWriter]):
         path: Path,
         *,
         external_data: bool,
+        provenance: Provenance | None = None,
     ) -> None:
         self._source = source
         self._weights = weights
         self._names = Names(source.model)
-        self._model = ModelProto()
-        self._model.CopyFrom(source.model)
+        text = None if provenance is None else provenance.to_text()
+        self._model = editing.copied(source.model, KEY, text)
         if weights:
             raise_opset(self._model, _OPSET, self._names, str(source.path))
         found = bodies(self._model)

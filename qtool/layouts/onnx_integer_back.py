@@ -22,7 +22,8 @@ class FloatProducts:
 
     fixed: the stored tensors that callers may not set. A DequantizeLinear node for each weight
     comes first in the innermost of the bodies that hold its parts; their scales may have the shape
-    that the product needed, and their zero points be single ones.
+    that the product needed, and their zero points be single ones. matrices: the names of those that
+    matrices are multiplied with.
     """
 
     def __init__(self, model: ModelProto, fixed: Set[Place], names: Names) -> None:
@@ -31,6 +32,7 @@ class FloatProducts:
         self._chains = Chains(self._bodies, fixed)
         self._weights: dict[Weight, NodeProto] = {}
         self._unused: list[NodeProto] = []
+        self.matrices: set[str] = set()
         found = [
             (body, [(node, self._chains.of(node, body)) for node in body.proto.node])
             for body in self._bodies
@@ -62,9 +64,12 @@ class FloatProducts:
             yield helper.make_node("Transpose", [x], [name], name, perm=[1, 0])
             x = name
         operator = _FLOAT[chain.integer.op_type]
+        weight = self._weight(chain)
+        if operator == "MatMul":
+            self.matrices.add(weight)
         node = helper.make_node(
             operator,
-            [x, self._weight(chain)],
+            [x, weight],
             [output],
             self._names.fresh(f"{output}_{operator}"),
         )

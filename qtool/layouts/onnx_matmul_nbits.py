@@ -21,10 +21,12 @@ from qtool.formats.onnx.graph import Names
 from qtool.formats.onnx.opset import raise_ir_version
 from qtool.formats.onnx.writer import ModelWriter
 from qtool.layouts import nbits_codes
+from qtool.layouts.metadata import KEY
 from qtool.layouts.nbits import DOMAIN, GATHER, MATMUL, Form, Storage
 from qtool.layouts.onnx_bias import add_behind, insert_behind
 from qtool.layouts.onnx_nbits_uses import NBitsUses, Reading
 from qtool.layouts.onnx_weight import Weight
+from qtool.layouts.provenance import Provenance
 from qtool.layouts.reordered import Memory
 from qtool.layouts.wrapper import Wrapper
 from qtool.packing import pack
@@ -47,11 +49,12 @@ class OnnxMatMulNBits(Wrapper[ModelWriter]):
         path: Path,
         *,
         external_data: bool,
+        provenance: Provenance | None = None,
     ) -> None:
         self._source = source
         self._names = Names(source.model)
-        self._model = ModelProto()
-        self._model.CopyFrom(source.model)
+        text = None if provenance is None else provenance.to_text()
+        self._model = editing.copied(source.model, KEY, text)
         self._memory = Memory(path.resolve().parent)
         self._storages: dict[str, list[Storage]] = {}
         self._parts: dict[str, dict[Form, list[str]]] = {}  # of each storage

@@ -18,7 +18,7 @@ from qtool.formats.onnx.graph import Names, attribute
 from qtool.layouts.nbits import DOMAIN, GATHER, MATMUL
 from qtool.layouts.onnx_bias import add_behind, insert_behind
 from qtool.layouts.onnx_nbits_read import NBitsWeight, weights
-from qtool.layouts.reordered import Memory, Transposed
+from qtool.layouts.reordered import Memory, Transposed, unpadded
 from qtool.spec import Writer
 
 # What quantizers put behind the name of a weight.
@@ -60,14 +60,19 @@ class NBitsFolding:
         if uses:
             _forget_domain(model)
 
-    def through(self, name: str, write: Writer, memory: Memory) -> Writer:
-        """A Writer of a weight's restored codes, which stores the floats of that name."""
+    def through(self, name: str, write: Writer, memory: Memory, *, by_rows: bool = False) -> Writer:
+        """A Writer of a weight's restored codes, which stores the floats of that name.
+
+        by_rows: those of MatMulNBits as [N, K].
+        """
         weight = self.weights[name]
         if weight.operator == GATHER:
             return write
         rows, columns = weight.stored
         element = np.dtype(f"u{self._dtype.numpy.itemsize}")
         kept = weight.shape[0]
+        if by_rows:
+            return unpadded(columns, kept, element, write)
         return Transposed((rows, columns), element, write, memory, kept=kept).write
 
     def _add(self, weight: NBitsWeight, body: Body) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto, helper
 
 from qtool.dtypes import DType, resolve
 from qtool.formats.onnx import OnnxSource, editing
@@ -23,7 +23,9 @@ from qtool.formats.onnx.bodies import Body, bodies
 from qtool.formats.onnx.graph import Names
 from qtool.formats.onnx.opset import raise_opset
 from qtool.formats.onnx.writer import ModelWriter
+from qtool.layouts.metadata import KEY
 from qtool.layouts.onnx_weight import Weight, result_dtype
+from qtool.layouts.provenance import Provenance
 from qtool.layouts.wrapper import Wrapper
 from qtool.packing import pack
 from qtool.tensor import QuantizedTensor, Target
@@ -33,7 +35,7 @@ class OnnxQdq(Wrapper[ModelWriter]):
     """The quantized copy of a model at path: planned from headers, filled weight by weight.
 
     weights: what those named so in source.infos() are quantized to. external_data: see
-    ModelWriter. Leaving it completes the file.
+    ModelWriter. provenance: for the model's metadata. Leaving it completes the file.
 
     Raises SpecError for a scale type that DequantizeLinear does not take, FormatError where the
     model cannot be converted to the opset that the types need, OutputError as ModelWriter.
@@ -46,11 +48,12 @@ class OnnxQdq(Wrapper[ModelWriter]):
         path: Path,
         *,
         external_data: bool,
+        provenance: Provenance | None = None,
     ) -> None:
         self._source = source
         self._names = Names(source.model)
-        self._model = ModelProto()
-        self._model.CopyFrom(source.model)
+        text = None if provenance is None else provenance.to_text()
+        self._model = editing.copied(source.model, KEY, text)
         for name, weight in weights.items():
             if source.bodies[source.places[name].body].is_in_function:
                 weight.check_function(name)

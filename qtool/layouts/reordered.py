@@ -222,3 +222,18 @@ class Transposed:
             self._store(column * self._height * size, memory)
             self._memory.give(memory)
         scratch.close()
+
+
+def unpadded(columns: int, kept: int, element: np.dtype[Any], write: Writer) -> Writer:
+    """A Writer of the rows of a matrix that stores the first elements of each alone."""
+    size = element.itemsize
+
+    def store(offset: int, data: Array) -> None:
+        values = data.view(element)
+        row, column = np.divmod(np.arange(offset // size, offset // size + values.size), columns)
+        is_kept = column < kept
+        if is_kept.any():
+            first = int(np.argmax(is_kept))
+            write(int(row[first] * kept + column[first]) * size, values[is_kept])
+
+    return store

@@ -53,7 +53,8 @@ class Writer(Wrapper[Sink]):
             entries = [Entry(name, t.dtype, t.shape) for name, t in stored.items()]
             self._copied = []
         carried = {k: v for k, v in source.metadata.items() if k != KEY}
-        own = {KEY: description.to_json(entries)} if description.tensors else {}
+        is_told = description.tensors or description.provenance
+        own = {KEY: description.to_json(entries)} if is_told else {}
         self._made = (container, path, entries, carried | own)
 
     @property

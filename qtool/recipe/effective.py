@@ -14,6 +14,8 @@ from qtool.recipe.recipe import Recipe
 from qtool.recipe.rule import Rule
 from qtool.recipe.words import WORDS, over
 
+_TYPES = ("dtype", "scale_dtype", "precision", "source_dtype")
+
 
 def effective(
     recipe: str | Path | None = None,
@@ -31,7 +33,7 @@ def effective(
     base = Recipe({}) if recipe is None else toml.read(recipe)
     words = {k: _named(k, v) for k, v in options.items() if k in WORDS and v is not None}
     others = {
-        k: v
+        k: _named(k, v)
         for k, v in options.items()
         if k not in WORDS
         and v is not None
@@ -56,7 +58,7 @@ def _named(word: str, value: Any) -> Any:
     """Types by their names, which recipes know them by."""
     if word == "tile":
         return tuple(value)
-    if word not in ("dtype", "scale_dtype", "precision") or isinstance(value, str):
+    if word not in _TYPES or isinstance(value, str):
         return value
     with usage_errors():
         if word == "dtype":

@@ -57,9 +57,11 @@ def read(path: str | Path) -> Recipe:
     return parsed(data, str(path))
 
 
-def parsed(data: bytes, path: str) -> Recipe:
-    """The recipe that a file of that name holds. Raises FormatError where it is no TOML, UsageError
-    where it says what no recipe can."""
+def parsed(data: bytes, path: str, more: Sequence[str] = ()) -> Recipe:
+    """The recipe that a file of that name holds. more: keys that it may have besides.
+
+    Raises FormatError where it is no TOML, UsageError where it says what no recipe can.
+    """
     try:
         said = tomllib.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -71,7 +73,7 @@ def parsed(data: bytes, path: str) -> Recipe:
             words |= checked({key: value}, path)
         elif key in OPTIONS:
             options[key] = _typed(key, value, OPTIONS[key], path)
-        elif key not in (*_PATTERNS, _RULES):
+        elif key not in (*_PATTERNS, _RULES, *more):
             raise unknown(key, [*WORDS, *OPTIONS, *_PATTERNS, _RULES], path)
     include, exclude = (_typed(key, said.get(key, []), (list,), path) for key in _PATTERNS)
     tables = said.get(_RULES, [])
@@ -84,9 +86,11 @@ def parsed(data: bytes, path: str) -> Recipe:
 
 
 def written(recipe: Recipe) -> str:
-    """What read() makes the recipe of."""
+    """What read() makes the recipe of; the same text however the same words came about."""
     lists = {name: list(getattr(recipe, name)) for name in _PATTERNS}
-    said = {**recipe.words, **recipe.options, **{k: v for k, v in lists.items() if v}}
+    found = {**recipe.words, **recipe.options, **{k: v for k, v in lists.items() if v}}
+    order = dict.fromkeys([*WORDS, *OPTIONS, *found])
+    said = {name: found[name] for name in order if name in found}
     tables = [_lines(said), *(f"\n[[{_RULES}]]\n{_lines(r.to_table())}" for r in recipe.rules)]
     return "".join(tables)
 

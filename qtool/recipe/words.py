@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from qtool.dtypes import TARGETS
-from qtool.errors import UsageError
+from qtool.errors import UsageError, nearest
 from qtool.presets import PRESETS
 from qtool.spec import MX_RULES, PRECISIONS, SCALE_DTYPES, SEARCHES
 
@@ -81,9 +80,7 @@ def checked(words: Mapping[str, Any], thing: str) -> dict[str, Any]:
 
 def unknown(name: str, allowed: Iterable[str], thing: str) -> UsageError:
     """The error of a word or value that there is not, with the nearest right one."""
-    allowed = [*allowed]
-    near = difflib.get_close_matches(name, allowed, 1)
-    return UsageError(thing, f"{name!r} is unknown", "use " + ", ".join(near or allowed))
+    return UsageError(thing, f"{name!r} is unknown", nearest(name, [*allowed]))
 
 
 def phrase(words: Words) -> str:

@@ -24,13 +24,16 @@ from qtool.render.text import (
 
 _SPARKS = " ▁▂▃▄▅▆▇█"
 _PLAIN_SPARKS = " .:-=+*#@"
+_LONGEST = 200  # characters of a recipe that are shown
 _WIDE = 110  # columns of a terminal from which on `inspect --stats` shows shapes too
 
 
 def inspected(result: dict[str, Any]) -> None:
     """The table of `inspect`, on standard output."""
     console = stream(err=False)
-    print_line(console, _headline(result))
+    print_line(console, headline(result))
+    if result["provenance"] is not None:
+        print_line(console, _made_by(result["provenance"]))
     has_stats = any("stats" in row for row in result["tensors"])
     wide = console.width >= _WIDE or not has_stats
     columns = ["size"] if wide else []
@@ -47,7 +50,8 @@ def inspected(result: dict[str, Any]) -> None:
         print_line(console, line)
 
 
-def _headline(result: dict[str, Any]) -> str:
+def headline(result: dict[str, Any]) -> str:
+    """What a file is, in a line."""
     totals = result["totals"]
     words = [
         f"{safe(result['name'])}: {result['container']}",
@@ -67,6 +71,17 @@ def _headline(result: dict[str, Any]) -> str:
         tools += f" in the {quantized[0]['layout']} layout"
     words.append(f"quantized with {tools}" if tools else "not quantized")
     return ", ".join(words)
+
+
+def _made_by(provenance: dict[str, Any]) -> str:
+    """The tool, and the beginning of its recipe in one line."""
+    tool = provenance["tool"]
+    said, *rules = provenance["recipe"].split("\n\n[[rules]]\n")
+    words = [" ".join(line.split()) for line in said[:_LONGEST].splitlines() if line.strip()]
+    words += [many(len(rules), "rule")] if rules else []
+    made = safe(f"made by {tool['name'][:_LONGEST]} {tool['version'][:_LONGEST]}")
+    text = safe(", ".join(words))
+    return f"{made}: {text[:_LONGEST]}{'...' if len(text) > _LONGEST else ''}"
 
 
 def _operators(uses: Sequence[dict[str, Any]]) -> Iterator[str]:

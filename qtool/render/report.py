@@ -31,11 +31,7 @@ ROWS = 12  # tensors of a report that are shown; the report has all
 def summary(report: dict[str, Any]) -> None:
     """The table of `quantize` and `dynamic`: worst tensors, totals, what was left alone."""
     console = stream(err=True)
-    tensors = sorted(report["tensors"], key=_badness)
-    if tensors:
-        console.print(_tensor_table(tensors[:ROWS], report["totals"], console.width))
-    if len(tensors) > ROWS:
-        print_line(console, f"and {many(len(tensors) - ROWS, 'more tensor')}")
+    tensors_table(report, console)
     left_alone(report, console)
     warnings(report)
     totals = report["totals"]
@@ -46,6 +42,15 @@ def summary(report: dict[str, Any]) -> None:
     failed = not all(entry["passed"] for entry in [*report.get("gates", ()), strict] if entry)
     end = "not written" if failed else f"{report['seconds']:.2f} s"
     print_line(console, f"{place(report['output'])}: {sizes}, {end}")
+
+
+def tensors_table(report: dict[str, Any], console: Console) -> None:
+    """The worst tensors, and all together."""
+    tensors = sorted(report["tensors"], key=_badness)
+    if tensors:
+        console.print(_tensor_table(tensors[:ROWS], report["totals"], console.width))
+    if len(tensors) > ROWS:
+        print_line(console, f"and {many(len(tensors) - ROWS, 'more tensor')}")
 
 
 def left_alone(report: dict[str, Any], console: Console) -> None:

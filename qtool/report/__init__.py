@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from qtool.report.build import build, build_planned, planned_record, tensor_record
+from qtool.report.build import (
+    build,
+    build_planned,
+    planned_record,
+    tensor_record,
+    tool,
+    totals,
+)
 from qtool.report.document import is_report, read_report, to_json
 
 Report = dict[str, Any]
@@ -18,4 +25,6 @@ __all__ = [
     "read_report",
     "tensor_record",
     "to_json",
+    "tool",
+    "totals",
 ]

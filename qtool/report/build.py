@@ -12,6 +12,13 @@ from qtool.spec import TensorInfo
 from qtool.stats import Stats, exceeds, unravel
 
 VERSION = 1
+# Totals of what models put out; only verify runs them.
+OUTPUTS = (
+    "outputs_relative_error",
+    "outputs_max_abs_error",
+    "outputs_cosine_similarity",
+    "outputs_argmax_agreement",
+)
 LIBRARIES = ("numpy", "ml_dtypes", "onnx")
 
 
@@ -54,6 +61,7 @@ def build_planned(
     source: Mapping[str, Any],
     output: Mapping[str, Any],
     settings: Mapping[str, Any],
+    recipe: str,
     tensors: Sequence[dict[str, Any]],
     skipped: Sequence[dict[str, Any]],
     warnings: Sequence[str],
@@ -71,6 +79,7 @@ def build_planned(
         "source": dict(source),
         "output": dict(output),
         "settings": dict(settings),
+        "recipe": recipe,
         "tensors": list(tensors),
         "skipped": list(skipped),
         "totals": {
@@ -97,14 +106,43 @@ def build(
     command: str,
     source: Mapping[str, Any],
     output: Mapping[str, Any],
-    settings: Mapping[str, Any],
+    settings: Mapping[str, Any] | None,
+    recipe: str | None,
     tensors: Sequence[tuple[dict[str, Any], Stats]],
     skipped: Sequence[tuple[str, str]],
     warnings: Sequence[str],
     seconds: float,
 ) -> dict[str, Any]:
-    """The Report of one run. tensors: records with their Stats, in source order; skipped: names
-    and reasons."""
+    """The Report of one run. recipe: as TOML; tensors: records with their Stats, in source order;
+    skipped: names and reasons."""
+    return {
+        "report_version": VERSION,
+        "tool": tool(),
+        "command": command,
+        "source": dict(source),
+        "output": dict(output),
+        "settings": None if settings is None else dict(settings),
+        "recipe": recipe,
+        "tensors": [record for record, _ in tensors],
+        "skipped": [{"name": name, "reason": reason} for name, reason in skipped],
+        "totals": {
+            **totals(tensors, len(skipped)),
+            **dict.fromkeys(OUTPUTS),
+            "file_bytes_before": source["bytes"],
+            "file_bytes_after": output["bytes"],
+        },
+        "warnings": list(warnings),
+        "gates": [],
+        "strict": None,
+        "problems": [],
+        "checks": None,
+        "outputs": [],
+        "seconds": round(seconds, 6),
+    }
+
+
+def totals(tensors: Sequence[tuple[dict[str, Any], Stats]], skipped: int) -> dict[str, Any]:
+    """The figures of all quantized tensors together; skipped: how many others there are."""
     total = Stats()
     largest = None
     for record, stats in tensors:
@@ -114,28 +152,12 @@ def build(
     records = [record for record, _ in tensors]
     before, after = (sum(r[key] for r in records) for key in ("bytes_before", "bytes_after"))
     return {
-        "report_version": VERSION,
-        "tool": tool(),
-        "command": command,
-        "source": dict(source),
-        "output": dict(output),
-        "settings": dict(settings),
-        "tensors": records,
-        "skipped": [{"name": name, "reason": reason} for name, reason in skipped],
-        "totals": {
-            "tensors": len(records),
-            "skipped": len(skipped),
-            **total.figures(),
-            "max_abs_error_tensor": largest,
-            **_output_errors(records),
-            **_sizes(total.elements, before, after),
-            "file_bytes_before": source["bytes"],
-            "file_bytes_after": output["bytes"],
-        },
-        "warnings": list(warnings),
-        "gates": [],
-        "strict": None,
-        "seconds": round(seconds, 6),
+        "tensors": len(records),
+        "skipped": skipped,
+        **total.figures(),
+        "max_abs_error_tensor": largest,
+        **_output_errors(records),
+        **_sizes(total.elements, before, after),
     }
 
 

@@ -67,6 +67,10 @@ FIGURES = {
         Figure("tensors", _TOTALS),
         Figure("skipped", _TOTALS),
         Figure("second_order", _TOTALS),
+        Figure("outputs_relative_error", _TOTALS, HIGHER),
+        Figure("outputs_max_abs_error", _TOTALS, HIGHER),
+        Figure("outputs_cosine_similarity", _TOTALS, LOWER),
+        Figure("outputs_argmax_agreement", _TOTALS, LOWER),
         Figure("file_bytes_before", _TOTALS, None, "B"),
         Figure("file_bytes_after", _TOTALS, HIGHER, "B"),
     )
@@ -120,6 +124,8 @@ def is_exact(record: Record, name: str) -> bool:
 
 
 def _is_measured(record: Record, name: str) -> bool:
+    if name.startswith("outputs_"):
+        return False  # null: not compared, or nothing to compare
     if name.startswith("weighted_") and record.get("weighted_mse") is None:
         return record.get("importance") is not None
     return not name.startswith("output_error") or record.get("rounding") is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from qtool.rounding.factor import DAMPING, Factor, factored
 from qtool.rounding.hessian import checked, mean_of_products
 from qtool.rounding.matrix import as_matrix, input_axis, input_count
-from qtool.rounding.nearest import codes_of, estimated
+from qtool.rounding.nearest import codes_of, estimated, unbounded
 from qtool.rounding.rows import Figures, Grid, quantize_rows
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "input_count",
     "mean_of_products",
     "quantize_rows",
+    "unbounded",
 ]

@@ -21,11 +21,17 @@ def codes_of(
 
     scale, zero_point: broadcastable to x. precision: type of the division.
     """
-    if spec.semantics == "onednn":
-        v = ops.rounded_onednn(ops.cast(x, ops.FLOAT32), scale, zero_point, spec.dtype)
-    else:
-        v = ops.rounded(x, scale, zero_point, spec.dtype, precision)
+    v = unbounded(x, scale, zero_point, spec, precision)
     return v, ops.saturate_cast(v, zero_point, spec.dtype, saturate=spec.saturate, qmin=spec.qmin)
+
+
+def unbounded(
+    x: Array, scale: Array, zero_point: Array | None, spec: QuantSpec, precision: DType
+) -> Array:
+    """The rounded values before saturation, in float64; see codes_of()."""
+    if spec.semantics == "onednn":
+        return ops.rounded_onednn(ops.cast(x, ops.FLOAT32), scale, zero_point, spec.dtype)
+    return ops.rounded(x, scale, zero_point, spec.dtype, precision)
 
 
 def estimated(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 from qtool.dtypes import DType
-from qtool.errors import SpecError
+from qtool.errors import SpecError, nearest
 
 SEMANTICS = ("onnx", "onednn", "dynamic")
 # Those that compare the errors of many scales; they need what codes are computed by.
 SEARCHES = ("mse", "optimal")
+_NAMES = ("absmax", "minmax", *SEARCHES, "entropy")
 METHODS = "absmax, minmax, mse, optimal, entropy or percentile:P with P in (0, 100]"
 
 
@@ -44,7 +45,7 @@ def _check_percentile(method: str) -> None:
         raise SpecError(
             "method",
             f"{method!r} is unknown",
-            f"use {METHODS}",
+            nearest(method, _NAMES, METHODS),
         )
     if not 0 < float(match[1]) <= 100:
         raise SpecError(

@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from onnx import GraphProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from qtool.formats.onnx import graph as onnx_graph
 from qtool.formats.onnx.bodies import Body
+
+
+def copied(model: ModelProto, key: str, text: str | None) -> ModelProto:
+    """A copy of a model whose metadata says text under a key; None: nothing at all."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    kept = [entry for entry in model.metadata_props if entry.key != key]
+    del copy.metadata_props[:]
+    copy.metadata_props.extend(kept)
+    if text is not None:
+        copy.metadata_props.add(key=key, value=text)
+    return copy
 
 
 def store(body: Body, tensors: Collection[TensorProto]) -> list[NodeProto]:

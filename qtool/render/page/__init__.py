@@ -1,0 +1,48 @@
+"""A report as a document: a page of HTML, Markdown, a table of values, or one picture.
+
+The only importer of jinja2 and matplotlib, which the extra `report` brings.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from qtool.errors import QtoolError
+from qtool.render.text import many, place, print_line, safe, size, stream
+
+# Kind of document: the module that makes it, and the libraries that it needs.
+_MODULES = {
+    "html": ("html", ("jinja2", "matplotlib")),
+    "png": ("overview", ("matplotlib",)),
+    "md": ("markdown", ()),
+    "csv": ("sheet", ()),
+}
+
+
+def drawer(kind: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], bytes]:
+    """What makes that kind of document of a report and its pictures.
+
+    Raises QtoolError where a library is missing.
+    """
+    module, libraries = _MODULES[kind]
+    for library in libraries:
+        try:
+            importlib.import_module(library)
+        except ImportError as error:
+            raise QtoolError(
+                f".{kind}", f"needs {library}", "install it: pip install 'qtool[report]'"
+            ) from error
+    document: Callable[[Mapping[str, Any], Mapping[str, Any]], bytes]
+    document = importlib.import_module(f"qtool.render.page.{module}").document
+    return document
+
+
+def written(result: Mapping[str, Any]) -> None:
+    """The lines of `report`, on standard error."""
+    console = stream(err=True)
+    for note in result["notes"]:
+        print_line(console, f"warning: {safe(note)}", style="yellow")
+    tensors = many(result["tensors"], "tensor")
+    print_line(console, f"{place(result['output'])}: {tensors}, {size(result['output']['bytes'])}")
