@@ -1,67 +1,74 @@
 #!/usr/bin/env bash
-# Quantize a checkpoint to int4 for a release, and stop where the result is not good enough.
+# Quantize a model, and release it only if nothing is wrong with it.
 #
-#   release.sh [FOLDER [MODEL.safetensors]]
+#   release.sh MODEL FOLDER [RECIPE]
 #
-# FOLDER: where the model and its report go; default: a new temporary folder.
-# MODEL: what is released; default: the digits network beside this script.
-# MAX_RELATIVE_ERROR (environment): the limit for ||x - x_hat|| / ||x|| over all quantized weights.
+# MODEL   a .safetensors or .onnx file, or a checkpoint folder.
+# FOLDER  gets the release as FOLDER/1, the next one as FOLDER/2; FOLDER/latest links to the last.
+# RECIPE  says how to quantize; default: recipe.toml beside this script.
 #
-# Exit codes: 0 released; 1 the model cannot be quantized; 3 the error is above the limit; 4 the
-# result cannot be read back, or a second run gives other bytes; anything else as qtool gave it.
-# The model and its report appear in FOLDER only when every check has passed; until then what an
-# earlier release left there stays as it is.
+# It takes qtool with the extra `report`: pip install 'qtool[report]'.
+#
+# A release holds the quantized model, under the name of MODEL, and report.json, .md and .html. It
+# appears whole or not at all: when a check fails, FOLDER/latest stays what it was, and
+# FOLDER/failed.json is the report of what did not pass.
+#
+# Exit codes: 0 released; 3 a check failed, a line on standard error says of which tensor; 1 it
+# cannot be done; else qtool's own: 2 wrong usage, 130 interrupted, 143 terminated.
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-folder=${1:-$(mktemp -d)}
-model=${2:-$here/digits.safetensors}
-limit=${MAX_RELATIVE_ERROR:-0.15}
-options=(--dtype int4 --block-size 32)
+[ $# -ge 2 ] || { echo 'usage: release.sh MODEL FOLDER [RECIPE]' >&2; exit 2; }
+model=$(realpath -s -- "$1")
+recipe=$(realpath -s -- "${3:-$(dirname -- "$0")/recipe.toml}")
+mkdir -p -- "$2"
+folder=$(realpath -- "$2")
+name=$(basename -- "$model")
+export QTOOL_NO_CONFIG=1 # the recipe says it all
 
-stop() {
-    echo "release: $2" >&2
-    exit "$1"
+# What stops a release: figures of a tensor, or of all together, as `qtool quantize --help` says.
+size=(--fail-if 'total.bits_per_weight > 5.5')
+gates=(
+    "${size[@]}"
+    --fail-if 'sqnr_db < 15'
+    --fail-if 'max_abs_error > 0.2'
+    --fail-if 'flushed_to_zero > 0.3 * elements'
+)
+if [ -e "$folder/latest" ]; then
+    gates+=(--baseline "$folder/latest/report.json" --fail-if 'sqnr_db worse by 0.5')
+fi
+
+# All work is done in a folder of its own, which goes away with the script.
+staging=$(mktemp -d -- "$folder/.release.XXXXXX")
+leave() {
+    report=$staging/release/report.json
+    [ ! -e "$report" ] || mv -- "$report" "$folder/failed.json"
+    rm -rf -- "$staging"
 }
+trap leave EXIT
+mkdir "$staging/release" "$staging/again"
+cd "$staging/release"
+quantize=(qtool quantize "$model" -o "$name" --recipe "$recipe" --strict)
 
-[ -r "$model" ] || stop 1 "$model cannot be read"
-model=$(cd "$(dirname "$model")" && pwd)/$(basename "$model")
-mkdir -p "$folder"
-folder=$(cd "$folder" && pwd)
-name=$(basename "$model" .safetensors).int4
-quantized=$name.safetensors
-report=$name.report.json
+echo '1. The plan, from headers alone: does the recipe fit, and is the result small enough?' >&2
+"${quantize[@]}" "${size[@]}" --dry-run
 
-# Work in a folder of its own, so that the report calls the model by the name it will have.
-staging=$(mktemp -d "$folder/.release.XXXXXX")
-trap 'rm -rf "$staging"' EXIT
-cd "$staging"
+echo '2. Quantize. No file appears where a gate fails.' >&2
+"${quantize[@]}" "${gates[@]}" --report report.json --hash
 
-# 1. Quantize. qtool itself says on standard error what was wrong; the exit code says whose fault.
-status=0
-qtool quantize "$model" -o "$quantized" "${options[@]}" --report "$report" --quiet || status=$?
-case $status in
-    0) ;;
-    1) stop 1 "$model cannot be quantized" ;;
-    *) stop "$status" "qtool stopped with exit code $status" ;;
-esac
+echo '3. Read it back: do the file, its original and the report agree?' >&2
+qtool verify "$model" "$name" --against report.json --quiet
 
-# 2. Check a figure of the report.
-error=$(python3 -c 'import json, sys
-print(json.load(sys.stdin)["totals"]["relative_error"])' <"$report")
-python3 -c 'import sys
-sys.exit(not float(sys.argv[1]) <= float(sys.argv[2]))' "$error" "$limit" ||
-    stop 3 "relative error $error is above $limit"
+echo '4. Quantize again, on one thread: are the bytes the same?' >&2
+(cd ../again && "${quantize[@]}" --report report.json --jobs 1 --quiet)
+diff -r --exclude=report.json . ../again >&2 || { echo "release: a second run differs" >&2; exit 3; }
 
-# 3. Read the result back: what is in it, and can every tensor be restored?
-qtool inspect "$quantized" || stop 4 "$quantized cannot be read"
-qtool dequantize "$quantized" -o restored.safetensors --quiet ||
-    stop 4 "$quantized cannot be restored"
-
-# 4. The same through a pipe gives the same bytes.
-qtool quantize - -o - "${options[@]}" --quiet <"$model" | cmp - "$quantized" ||
-    stop 4 "a second run gives other bytes"
-
-mv "$report" "$quantized" "$folder"
-printf 'released %s: %d -> %d bytes, relative error %.4f\n' "$folder/$quantized" \
-    "$(wc -c <"$model")" "$(wc -c <"$folder/$quantized")" "$error"
+echo '5. Pages for people, and the release appears.' >&2
+qtool report report.json -o report.md --quiet
+qtool report report.json -o report.html --quiet
+number=1
+while [ -e "$folder/$number" ]; do number=$((number + 1)); done
+ln -s "$number" ../latest
+mv -T -- "$staging/release" "$folder/$number"
+mv -T -- "$staging/latest" "$folder/latest"
+rm -f -- "$folder/failed.json"
+echo "released $folder/$number/$name"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qtool.engine import quantize as quantize
     from qtool.engine.operators import quantize_linear as quantize_linear
+    from qtool.errors import GateError as GateError
     from qtool.errors import QtoolError as QtoolError
     from qtool.formats import open as open
     from qtool.jobs.compare import compare_file as compare_file
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from qtool.ops import dequantize_linear as dequantize_linear
     from qtool.ops import dynamic_quantize_linear as dynamic_quantize_linear
     from qtool.ops import onednn_quantize as onednn_quantize
+    from qtool.report import read_report as read_report
     from qtool.spec import Blocked as Blocked
     from qtool.spec import PerAxis as PerAxis
     from qtool.spec import PerTensor as PerTensor
@@ -32,6 +34,7 @@ __version__ = "0.1.0"
 # public name -> the module that it lives in
 _HOMES = {
     "Blocked": "qtool.spec",
+    "GateError": "qtool.errors",
     "PerAxis": "qtool.spec",
     "PerTensor": "qtool.spec",
     "QtoolError": "qtool.errors",
@@ -50,6 +53,7 @@ _HOMES = {
     "quantize": "qtool.engine",
     "quantize_file": "qtool.jobs.quantize",
     "quantize_linear": "qtool.engine.operators",
+    "read_report": "qtool.report",
     "verify_file": "qtool.jobs.verify",
 }
 

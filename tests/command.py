@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -86,7 +87,8 @@ def refused(*args: str | Path, code: int = 1, stdin: bytes = b"") -> str:
 
 
 def process(*args: str | Path, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """Run a command in a process of its own."""
+    """Run a command in a process of its own; readline, in ours, sets COLUMNS."""
+    options.setdefault("env", {k: v for k, v in os.environ.items() if k != "COLUMNS"})
     return subprocess.run([*PYTHON, *args], capture_output=True, timeout=60, check=False, **options)
 
 

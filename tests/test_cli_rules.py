@@ -406,16 +406,12 @@ def test_a_wrong_recipe_stops_before_anything_is_written() -> None:
     )
 
 
-def test_recipe_takes_no_options_that_say_nothing_of_the_result() -> None:
-    assert "No such option: --force" in " ".join(refused_usage("recipe", "--force").split())
-
-
-def refused_usage(*args: str) -> str:
-    from command import qtool as run
-
-    done = run(*args)
-    assert done.code == 2
-    return done.err
+def test_recipe_takes_any_command_line_of_quantize() -> None:
+    words = ["--preset", "w4a16", "--rule", "b*: dtype=int8"]
+    others = ["m.safetensors", "-o", "q.safetensors", "--strict", "--fail-if", "mse > 1", "-q",
+              "--report", "r.json", "--hash", "--jobs", "2", "--force", "--dry-run"]  # fmt: skip
+    assert ok("recipe", *others, *words).out == ok("recipe", *words).out
+    assert not Path("r.json").exists()
 
 
 def test_an_old_recipe_is_not_replaced_by_another_one() -> None:

@@ -43,7 +43,9 @@ def test_every_option_is_explained_and_its_variable_named(name: str) -> None:
         if long == "--from":  # `qtool recipe` has the variables of `qtool quantize`
             continue
         variable = f"{prefix}_{long[2:].replace('-', '_').upper()}"
-        assert re.search(rf"\[env var: {variable}[\];]", text), variable
+        assert option.allow_from_autoenv == (long != "--from")
+        if option.allow_from_autoenv:
+            assert re.search(rf"\[env var: {variable}[\];]", text), variable
         if option.multiple:
             assert "epeatable" in option.help
     for argument in COMMANDS[name].params:
@@ -84,7 +86,8 @@ def test_the_configuration_in_the_help_is_one(tmp_path: Path) -> None:
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files that examples name."""
     folder = tmp_path_factory.mktemp("stage")
-    shutil.copy(EXAMPLES / "digits.safetensors", folder / "weights.safetensors")
+    for model in ("weights", "m"):
+        shutil.copy(EXAMPLES / "digits.safetensors", folder / f"{model}.safetensors")
     shutil.copy(EXAMPLES / "digits.onnx", folder / "model.onnx")
     inputs = np.load(EXAMPLES / "digits_inputs.npy")
     np.savez(folder / "samples.npz", image=inputs[:8])
@@ -95,7 +98,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "model" / "config.json").write_text("{}")
     for arguments in (
         ["quantize", "weights.safetensors", "--dtype", "int4", "--block-size", "32"],
-        *(["quantize", "model", "--dtype", "int4", "--shards", f"{k}/1"] for k in (1,)),
+        ["quantize", "model.onnx", "--dtype", "int8"],
+        ["quantize", "model", "--dtype", "int4", "--shards", "1/1"],
     ):
         subprocess.run([*PYTHON, *arguments], cwd=folder, check=True, capture_output=True)
     return folder

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -19,9 +21,14 @@ SETUP = [
 ]
 
 
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+# What differs from one run to the next.
+TIME = re.compile(r"\b[\d.]+ (m?s)\b")
+
+
 def blocks(language: str) -> list[str]:
-    """The fenced blocks of a language, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
+    """The README's fenced blocks of a language, in order."""
+    return [body for kind, body in FENCE.findall(TEXT) if kind == language]
 
 
 @pytest.fixture
@@ -32,8 +39,13 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    """A command that succeeds, with this Python and its qtool first on PATH."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
     return done
 
 
@@ -50,14 +62,27 @@ def test_ci_runs_the_command_that_runs_the_tests() -> None:
     assert found.stdout == SETUP[1] + "\n"
 
 
-def test_its_shell_commands_run_in_order_and_print_what_it_shows(checkout: Path) -> None:
-    script = "".join(block for block in blocks("sh") if "pytest" not in block)
-    script = script.replace("pip install . && ", "")
-    done = run(["bash", "-euo", "pipefail", "-c", script], checkout)
-    [shown, accuracy] = blocks("text")
-    without_time = shown.rpartition(",")[0]
-    assert done.stderr.startswith(without_time)
-    assert accuracy == run([sys.executable, "examples/accuracy.py"], checkout).stdout
+@pytest.mark.parametrize("page", ["README.md", "examples/guide.md"])
+def test_its_shell_commands_run_in_order_and_print_what_it_shows(page: str, checkout: Path) -> None:
+    printed = ""
+    for language, body in FENCE.findall((ROOT / page).read_text(encoding="utf-8")):
+        if language == "text":
+            assert plain(printed) == plain(body)
+        elif language == "sh" and "pytest" not in body:
+            script = "exec 2>&1\n" + body.replace("pip install . && ", "")
+            printed = run(["bash", "-euo", "pipefail", "-c", script], checkout).stdout
+
+
+def plain(shown: str) -> list[list[str]]:
+    """The words of each line, but for times, whose digits the width of a column hangs on."""
+    return [TIME.sub(r"\1", line).split() for line in shown.splitlines()]
+
+
+def test_its_table_of_types_is_that_of_the_command(checkout: Path) -> None:
+    row = re.compile(r"^\| (\w+) \| (\d+) \| (\S+) to (\S+) \| (\d+) \|", re.MULTILINE)
+    [header, *lines] = run(["qtool", "dtypes"], checkout).stdout.splitlines()
+    assert " ".join(header.split()) == "type bits lowest highest ONNX code first opset"
+    assert row.findall(TEXT) == [tuple(np.delete(line.split(), 4)) for line in lines]
 
 
 def test_its_python_runs(checkout: Path) -> None:

@@ -10,15 +10,19 @@ from qtool.cli import options
 from qtool.cli.exits import exit_code
 from qtool.errors import UsageError
 
-EXAMPLE = (
-    "Example: qtool compare weights.safetensors --dtypes int8,int4 --block-sizes 32,128 "
-    "--methods absmax,mse"
-)
+EXAMPLE = "Example: qtool compare m.safetensors --dtypes int8,int4 --block-sizes 32,128"
 SWEEP = "Combinations"
 
 
 def compare(
-    src: options.Source,
+    src: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC",
+            help="File to read: .npy, .npz, .safetensors or .onnx, or a checkpoint folder; - is "
+            "standard input.",
+        ),
+    ],
     dtypes: Annotated[
         str | None,
         typer.Option(

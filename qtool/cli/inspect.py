@@ -46,11 +46,16 @@ def inspect(
 
         if plot and (json or json_lines):
             raise UsageError("--plot", "draws for people", "use --stats --json for the figures")
+        wanted: dict[str, Any] = {}
+        if plot:
+            from qtool import render
+
+            wanted["bins"] = render.histogram_bins()
 
         def run(source: str, progress: Progress) -> dict[str, Any]:
             return inspect_file(
                 source, stats=stats or plot, include=include or (), source_dtype=source_dtype,
-                progress=progress, **_bins(plot=plot),
+                progress=progress, **wanted,
             )  # fmt: skip
 
         def show(result: dict[str, Any]) -> None:
@@ -68,12 +73,3 @@ def inspect(
 
         quiet = not (stats or plot)
         many.each(src, run, show, json=json, json_lines=json_lines, quiet=quiet)
-
-
-def _bins(*, plot: bool) -> dict[str, int]:
-    """How many bins the terminal has room for, where histograms are drawn."""
-    if not plot:
-        return {}
-    from qtool import render
-
-    return {"bins": render.histogram_bins()}

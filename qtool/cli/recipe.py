@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Any
+from collections.abc import Iterable
+from copy import copy
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -28,48 +30,66 @@ _From = Annotated[
         metavar="FILE",
         help="Print what a file or folder says it was made by; - is standard input.",
         show_default=False,
-        allow_from_autoenv=False,
         show_envvar=False,
+        allow_from_autoenv=False,
     ),
 ]
+_Src = Annotated[list[str] | None, typer.Argument(metavar="[SRC...]", hidden=True)]
 
 
-def recipe(**given: Any) -> None:
+def recipe(ctx: typer.Context, **given: Any) -> None:
     """Print what options of `qtool quantize` mean together, as TOML.
 
     `qtool quantize SRC --recipe FILE` does the same with it as with the
-    options themselves. With --from it is the recipe of an output.
+    options themselves. SRC and options that say where the result goes, how,
+    or what it must hold may stand there too, and are no part of a recipe.
+    With --from it is the recipe of an output.
     """
     with exit_code():
-        if (made := given.pop(_FROM)) is not None:
-            _check_alone(given)
+        made = given.pop(_FROM)
+        words = {name: value for name, value in given.items() if name not in _OTHERS}
+        if made is not None:
+            _check_alone(ctx, given)
             from qtool.jobs.recipes import recipe_of
 
             typer.echo(recipe_of(made), nl=False)
             return
-        options.check_semantics(given["semantics"])
+        options.check_semantics(words["semantics"])
         from qtool.jobs.recipes import recipe_text
 
-        tile = options.rows_and_columns(given.pop("tile"))
-        rules = given.pop("rule") or ()
-        lists = {name: given.pop(name) or () for name in ("include", "exclude")}
-        typer.echo(recipe_text(**given, **lists, rules=rules, tile=tile), nl=False)
+        tile = options.rows_and_columns(words.pop("tile"))
+        rules = words.pop("rule") or ()
+        lists = {name: words.pop(name) or () for name in ("include", "exclude")}
+        typer.echo(recipe_text(**words, **lists, rules=rules, tile=tile), nl=False)
 
 
-def _check_alone(given: dict[str, Any]) -> None:
+def _check_alone(ctx: typer.Context, given: Iterable[str]) -> None:
     """Refuse options beside --from."""
-    if any(value != SHARED.parameters[name].default for name, value in given.items()):
+    sources = [ctx.get_parameter_source(name) for name in given]
+    if any(source is not None and source.name == "COMMANDLINE" for source in sources):
         raise UsageError("--from", "an output has its recipe already", "leave the rest out")
 
 
 def _shared() -> inspect.Signature:
-    """The options of `qtool quantize` that decide the result, and --from."""
+    """The context, --from, and the options of `qtool quantize`; those that do not matter hidden."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    own = [
+        inspect.Parameter("ctx", kind, annotation=typer.Context),
+        inspect.Parameter(_FROM, kind, default=None, annotation=_From),
+    ]
     whole = inspect.signature(quantize, eval_str=True)
-    kept = [p for p in whole.parameters.values() if p.name not in _OTHERS]
-    made = inspect.Parameter(
-        _FROM, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=_From
-    )
-    return whole.replace(parameters=[made, *kept])
+    return whole.replace(parameters=[*own, *map(_hidden, whole.parameters.values())])
+
+
+def _hidden(parameter: inspect.Parameter) -> inspect.Parameter:
+    if parameter.name not in _OTHERS:
+        return parameter
+    if parameter.name == "src":
+        return parameter.replace(annotation=_Src, default=None)
+    kind, option = get_args(parameter.annotation)
+    option = copy(option)
+    option.hidden = True
+    return parameter.replace(annotation=Annotated[kind, option])
 
 
 # what Typer reads

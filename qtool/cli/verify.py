@@ -9,9 +9,7 @@ import typer
 from qtool.cli import options
 from qtool.cli.exits import exit_code
 
-EXAMPLE = (
-    "Example: qtool verify weights.safetensors weights.int4.safetensors --fail-if 'sqnr_db < 20'"
-)
+EXAMPLE = "Example: qtool verify model.onnx model.int8.onnx --random 8"
 
 
 def verify(

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial as bound
 from pathlib import Path
 from typing import Any, cast
 
-from qtool import __version__, formats, report
+from qtool import __version__, report
 from qtool.errors import FormatError, OutputError, UsageError
 from qtool.formats import Source
 from qtool.formats.carried import others
 from qtool.formats.checkpoint import CONFIG, CheckpointSource
 from qtool.formats.folders import Partial
-from qtool.jobs import folder, folder_files, fusing, planning, recipes, screening, streams, terms
+from qtool.jobs import (
+    folder,
+    folder_files,
+    planning,
+    quantize_shard,
+    recipes,
+    screening,
+    streams,
+    terms,
+)
 from qtool.jobs.command import Command
 from qtool.jobs.folder import Run
 from qtool.jobs.mixing import Mixture, mixed
@@ -50,13 +59,13 @@ def quantize_folder(command: Command) -> Report:
         spelled, readable, mixture = _planned(command, source)
         places.keeping.keep(mixture.recipe)
         made_by = Provenance(recipes.text_of(mixture.recipe))
-        works = works_of(command, source, mixture.plan, spelled, made_by)
+        works = quantize_shard.works_of(command, source, mixture.plan, spelled, made_by)
         if command.dry_run:
             made = _dry(command, source, partial, works, mixture, readable, places, started)
             streams.write_report(made, places.report if command.report_to else None)
             terms.check(made, None)
             return made
-        works = _with_shared_absmax(source, works, command.threads)
+        works = quantize_shard.with_shared_absmax(source, works, command.threads)
         settings = choices(mixture.recipe, command.given, mixture.said, command.second_order)
         run = Run(
             command.name, __version__, str(command.src), str(Path(command.src).absolute()),
@@ -149,7 +158,8 @@ def _dry(
     started: float,
 ) -> Report:
     """The report on what would be written."""
-    nbytes = bytes_of(source, {n: works[n] for n in command.division.of_names(list(works))})
+    wanted = {name: works[name] for name in command.division.of_names(list(works))}
+    nbytes = quantize_shard.bytes_of(source, wanted)
     made = report.build_planned(
         command.name,
         {"name": str(command.src), "container": "checkpoint", "bytes": source.nbytes,
@@ -164,15 +174,6 @@ def _dry(
         time.perf_counter() - started,
     )  # fmt: skip
     return command.terms.judged(made, mixture)
-
-
-def bytes_of(source: CheckpointSource, works: Mapping[str, QuantizeShard]) -> int:
-    """Bytes of the shards that these works will write."""
-    nbytes = 0
-    for name, work in works.items():
-        with closing(formats.open(source.shards[name].path)) as opened:
-            nbytes += work.nbytes(opened)
-    return nbytes
 
 
 def report_of(
@@ -206,49 +207,6 @@ def report_of(
         time.perf_counter() - started,
     )
     return terms.judged(made, mixture)
-
-
-def works_of(
-    command: Command,
-    source: CheckpointSource,
-    plan: Sequence[Planned],
-    layout: Layout,
-    made_by: Provenance,
-) -> dict[str, QuantizeShard]:
-    """The work on each shard, but for what its tensors share with those of others."""
-    planned = {p.info.name: replace(p, parts=()) for p in plan}
-    works = {}
-    for name, shard in source.shards.items():
-        with closing(formats.open(shard.path)) as opened:
-            names = [info.name for info in screening.readable(opened, requantize=True).infos()]
-        own = tuple(planned[name] for name in names)
-        part = None if command.given is None else command.given.part(names)
-        works[name] = QuantizeShard(
-            own, layout.name, part, {}, made_by, command.second_order, command.importance
-        )
-    return works
-
-
-def _with_shared_absmax(
-    source: CheckpointSource, works: Mapping[str, QuantizeShard], jobs: int
-) -> dict[str, QuantizeShard]:
-    """The works with the magnitudes that their tensors share with those of other shards."""
-    files = {
-        p.info.name: name
-        for name, work in works.items()
-        for p in work.plan
-        if p.stored is not None and p.stored.global_scale
-    }
-    names = set(fusing.fused_across(files))
-    found: dict[str, float] = {}
-    for name, work in works.items():
-        with closing(formats.open(source.shards[name].path)) as opened:
-            found |= work.largest(opened, names, jobs)
-    shared = fusing.shared(found)
-    return {
-        name: replace(work, absmax={k: v for k, v in shared.items() if files[k] == name})
-        for name, work in works.items()
-    }
 
 
 def check_config(source: CheckpointSource) -> None:

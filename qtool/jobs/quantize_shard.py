@@ -1,19 +1,23 @@
-"""The work of quantizing one shard, which can be done by another process."""
+"""The work of quantizing one shard, which can be done by another process, and of all shards."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qtool import formats
 from qtool.formats import Source
+from qtool.formats.checkpoint import CheckpointSource
 from qtool.jobs import fingerprint, fusing, screening
+from qtool.jobs.command import Command
 from qtool.jobs.given import Given
 from qtool.jobs.progress import Progress, Silent
 from qtool.jobs.tensors import Job
-from qtool.layouts import LAYOUTS
+from qtool.layouts import LAYOUTS, Layout
 from qtool.layouts.provenance import Provenance
 from qtool.plan import Planned
 
@@ -91,6 +95,58 @@ class QuantizeShard:
             second_order=self.second_order, importance=self.importance,
             provenance=self.provenance,
         )  # fmt: skip
+
+
+def works_of(
+    command: Command,
+    source: CheckpointSource,
+    plan: Sequence[Planned],
+    layout: Layout,
+    made_by: Provenance,
+) -> dict[str, QuantizeShard]:
+    """The work on each shard, but for what its tensors share with those of others."""
+    planned = {p.info.name: replace(p, parts=()) for p in plan}
+    works = {}
+    for name, shard in source.shards.items():
+        with closing(formats.open(shard.path)) as opened:
+            names = [info.name for info in screening.readable(opened, requantize=True).infos()]
+        own = tuple(planned[name] for name in names)
+        part = None if command.given is None else command.given.part(names)
+        works[name] = QuantizeShard(
+            own, layout.name, part, {}, made_by, command.second_order, command.importance
+        )
+    return works
+
+
+def with_shared_absmax(
+    source: CheckpointSource, works: Mapping[str, QuantizeShard], jobs: int
+) -> dict[str, QuantizeShard]:
+    """The works with the magnitudes that their tensors share with those of other shards."""
+    files = {
+        p.info.name: name
+        for name, work in works.items()
+        for p in work.plan
+        if p.stored is not None and p.stored.global_scale
+    }
+    names = set(fusing.fused_across(files))
+    found: dict[str, float] = {}
+    for name, work in works.items():
+        with closing(formats.open(source.shards[name].path)) as opened:
+            found |= work.largest(opened, names, jobs)
+    shared = fusing.shared(found)
+    return {
+        name: replace(work, absmax={k: v for k, v in shared.items() if files[k] == name})
+        for name, work in works.items()
+    }
+
+
+def bytes_of(source: CheckpointSource, works: Mapping[str, QuantizeShard]) -> int:
+    """Bytes of the shards that these works will write."""
+    nbytes = 0
+    for name, work in works.items():
+        with closing(formats.open(source.shards[name].path)) as opened:
+            nbytes += work.nbytes(opened)
+    return nbytes
 
 
 def _words(plan: Sequence[Planned], given: Given | None) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ from qtool import engine
 from qtool.errors import QtoolError
 from qtool.formats import Source
 from qtool.formats.checkpoint import CheckpointSource
-from qtool.jobs import planning, quantize_folder, recipes, screening
+from qtool.jobs import planning, quantize_folder, quantize_shard, recipes, screening
 from qtool.jobs.combinations import Combination
 from qtool.jobs.command import Command
 from qtool.jobs.nbits import NBits
@@ -115,8 +115,8 @@ class Sweep:
         command, source = trial.command, self._source
         if isinstance(source, CheckpointSource):
             made_by = Provenance(recipes.text_of(trial.recipe))
-            works = quantize_folder.works_of(command, source, trial.plan, trial.layout, made_by)
-            return quantize_folder.bytes_of(source, works)
+            works = quantize_shard.works_of(command, source, trial.plan, trial.layout, made_by)
+            return quantize_shard.bytes_of(source, works)
         path = Path(f"{source.path.stem}.{command.tag}.{self._container}")
         return self._job(trial, Silent()).nbytes(path, self._container, external_data=False)
 

@@ -50,11 +50,11 @@ def is_report(path: Path) -> bool:
         return False
 
 
-def read_report(path: Path) -> dict[str, Any]:
+def read_report(path: str | Path) -> dict[str, Any]:
     """The report in a file, its names and figures checked. Raises FormatError for what is none."""
     thing = str(path)
     try:
-        report = json.loads(_text(path), parse_constant=_refuse)
+        report = json.loads(_text(Path(path)), parse_constant=_refuse)
     except OSError as error:
         raise FormatError(thing, f"cannot be read ({error.strerror})", _REMEDY) from None
     except UnicodeDecodeError:
