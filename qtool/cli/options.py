@@ -28,14 +28,6 @@ def words(*values: str) -> Callable[[], list[str]]:
     return lambda: list(values)
 
 
-Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="SRC",
-        help="File to read: .npy, .npz, .safetensors or .onnx, or a checkpoint folder; - is "
-        "standard input.",
-    ),
-]
 Sources = Annotated[
     list[str],
     typer.Argument(

@@ -35,8 +35,6 @@ def layered(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     the nearest, but without those of farther places that contradict it; see over()."""
     merged: dict[str, Any] = {}
     for layer in layers:
-        if "made" in layer:  # `qtool recipe --from` stands alone
-            merged = {}
         gone = set().union(*(_INSTEAD.get(name, ()) for name in layer)) - layer.keys()
         merged = over(layer, {k: v for k, v in merged.items() if k not in gone})
     return merged
