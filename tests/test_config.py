@@ -153,6 +153,7 @@ def test_the_command_line_comes_before_variables_and_those_before_tables(
     ("tile = '8x8'", ["--block-size", "16"], {"dtype": "int8", "block_size": 16}),
     ("method = 'absmax'", ["--asymmetric"], {"dtype": "int8", "symmetric": False}),
     ("method = 'mse'", ["--scale", "0.5"], {"dtype": "int8", "scale": "0.5"}),
+    ("importance = ['a.npz']", ["--scale", "0.5"], {"dtype": "int8", "scale": "0.5"}),
     ("target_bits = 5", ["--target-sqnr", "30"], {"dtype": "int8", "target_sqnr": 30.0}),
     ("block_size = 16\nlayout = 'mlx'", ["--preset", "nvfp4"],
      {"preset": "nvfp4", "layout": "mlx"}),
@@ -165,6 +166,12 @@ def test_what_is_nearer_takes_the_place_of_what_contradicts_it(
 ) -> None:
     configure(f"[quantize]\ndtype = 'int8'\n{table}\n")
     assert tomllib.loads(ok("recipe", *arguments).out.decode()) == expected
+
+
+def test_the_recipe_of_an_output_is_its_own(folder: Path) -> None:
+    ok("quantize", "m.safetensors", "--dtype", "int8")
+    configure("[quantize]\ndtype = 'int4'\nforce = true\nexternal-data = true\n")
+    assert ok("recipe", "--from", "m.int8.safetensors").out == b'dtype = "int8"\n'
 
 
 def test_names_of_files_are_relative_to_the_configuration(

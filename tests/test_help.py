@@ -16,7 +16,8 @@ import pytest
 from command import PYTHON, ok
 from typer.main import get_command
 
-from qtool.cli import app, recipe
+from qtool.cli import app
+from qtool.cli.command import Command
 
 GROUP: Any = get_command(app)
 COMMANDS: dict[str, Any] = dict(GROUP.commands)
@@ -118,5 +119,5 @@ def test_every_example_runs(name: str, stage: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_recipe_has_the_variables_of_quantize() -> None:
-    assert recipe.SETTINGS == {"auto_envvar_prefix": "QTOOL_QUANTIZE"}
+def test_every_command_is_of_the_class_that_reads_variables_and_configuration() -> None:
+    assert {type(command) for command in COMMANDS.values()} == {Command}

@@ -147,8 +147,9 @@ REFUSED = [
     ("dequantize a.npy a.npy", "a.npy: would be written where"),
     ("quantize model model/ --dtype int8", "model/: would be written where"),
     ("quantize - --dtype int8 -o out/", "-o out/: standard input has no name of its own"),
-    ("quantize - --dtype int8 --json-lines", "--json: standard output carries the file"),
-    ("quantize a.npy --dtype int8 -o - --json-lines", "--json: standard output carries the file"),
+    ("quantize - --dtype int8 --json-lines", "--json-lines: standard output carries the file"),
+    ("quantize a.npy --dtype int8 -o - --json-lines", "--json-lines: standard output carries"),
+    ("inspect a.npy b.npz --plot --json-lines", "--plot: draws for people"),
 ]  # fmt: skip
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _OWN, _SHARED = "qtool.toml", "pyproject.toml"
 _LIMIT = 1 << 20  # bytes
 _DOTS = 1000  # tomllib takes the square of a key's parts, minutes for a long one
-_FILES = ("FILE", "DST", "GIVEN")  # what --help calls names of files
+_FILES = ("FILE", "DST", "GIVEN", "REPORT", "SAMPLES")  # what --help calls names of files
 _NUMBERS = {"int": int, "int range": int, "float": int | float, "float range": int | float}
 
 # The options of a command by their keys; whether the key means the flag's value or its contrary.

@@ -52,7 +52,7 @@ def dequantize(
     holds codes alone.
     """
     with exit_code():
-        options.check_streams(output, src, json=json or json_lines)
+        options.check_streams(output, src, json=json, json_lines=json_lines)
         from qtool.jobs.dequantize import dequantize_file
 
         def run(source: str, progress: Progress) -> dict[str, Any]:

@@ -72,7 +72,8 @@ def dynamic(
     DynamicQuantizeLinear with MatMulInteger or ConvInteger.
     """
     with exit_code():
-        options.check_streams(output, src, json=(json or json_lines) and not dry_run)
+        if not dry_run:
+            options.check_streams(output, src, json=json, json_lines=json_lines)
         from qtool.jobs.dynamic import dynamic_file
 
         def run(source: str, progress: Progress) -> dict[str, Any]:

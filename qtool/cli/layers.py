@@ -76,8 +76,9 @@ def settle(ctx: Any) -> None:
     if len(said) < 2:
         return
     kept = _layered(said)
-    for name in {name for layer in said for name in layer} - kept.keys():
-        ctx.params[name] = None
+    for option in ctx.command.params:
+        if option.name not in kept and any(option.name in layer for layer in said):
+            ctx.params[option.name] = () if option.multiple else option.default
 
 
 def _layered(layers: list[dict[str, Any]]) -> dict[str, Any]:

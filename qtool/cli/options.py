@@ -342,10 +342,13 @@ def show(result: dict[str, Any]) -> None:
     typer.echo(to_json(result), nl=False)
 
 
-def check_streams(output: str | None, sources: Sequence[str], *, json: bool) -> None:
+def check_streams(
+    output: str | None, sources: Sequence[str], *, json: bool, json_lines: bool = False
+) -> None:
     """Refuse two results on one standard output."""
-    if json and (output == "-" or (output is None and "-" in sources)):
-        raise UsageError("--json", "standard output carries the file", "use --report FILE")
+    if (json or json_lines) and (output == "-" or (output is None and "-" in sources)):
+        option = "--json" if json else "--json-lines"
+        raise UsageError(option, "standard output carries the file", "use --report FILE")
 
 
 @contextmanager

@@ -299,7 +299,8 @@ def quantize(
     """
     with exit_code():
         options.check_semantics(semantics)
-        options.check_streams(output, src, json=(json or json_lines) and not dry_run)
+        if not dry_run:
+            options.check_streams(output, src, json=json, json_lines=json_lines)
         from qtool.jobs.quantize import quantize_file
 
         def run(source: str, progress: Progress) -> dict[str, Any]:
