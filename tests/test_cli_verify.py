@@ -120,7 +120,7 @@ GATES: list[tuple[list[str], int, str]] = [
     (["sqnr_db < 20"], 0, ""),
     (["sqnr_db < 21"], 3, "fc3.weight: sqnr_db is 20.98"),
     (["max_abs_error > 0.09 on fc[12]*", "clipped_fraction > 0.5"], 0, ""),
-    (["total.bits_per_weight > 4.6"], 3, "total.bits_per_weight is 5"),
+    (["total.bits_per_weight > 4.6"], 3, "bits_per_weight is 5"),
     (["sqnr_db < 1 on fc9*"], 3, "matches no quantized tensor"),
     (["total.outputs_relative_error > 1"], 3, "outputs_relative_error"),
 ]  # fmt: skip
