@@ -143,6 +143,19 @@ def test_figures_are_those_of_the_report_for_every_option(
     check_same_figures(verified(source, quantized), said, UNKNOWN)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("container", ["safetensors", "npz"])
+def test_figures_are_those_of_the_report_of_dynamic(
+    container: str, dtype: str, source: Path, tmp_path: Path
+) -> None:
+    quantized = tmp_path / f"q.{container}"
+    said = qtool.dynamic_file(source, quantized, dtype=dtype)
+    assert said["totals"]["tensors"]
+    check_same_figures(verified(source, quantized), said, UNKNOWN)
+    found = verified(source, quantized, alone=True)
+    check_same_figures(found, said, UNKNOWN)
+
+
 LAYOUTS = [
     ("compressed-tensors", {"preset": name})
     for name in ("int8", "w8a16", "w4a16", "w4a16-asym", "fp8", "fp8-block", "nvfp4", "mxfp4")
