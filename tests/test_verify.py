@@ -775,6 +775,16 @@ def test_outputs_that_are_not_finite_any_more_are_a_problem(tmp_path: Path) -> N
             ) in found  # fmt: skip
 
 
+def test_outputs_that_are_all_missing_are_a_problem(tmp_path: Path) -> None:
+    original, quantized = network(tmp_path / "a.onnx"), tmp_path / "q.onnx"
+    model = onnx.load(original)
+    for node in model.graph.node:
+        node.output[:] = ["z" if name == "y" else name for name in node.output]
+    model.graph.output[0].name = "z"
+    onnx.save(model, quantized)
+    assert (None, "output y is missing") in problems(original, quantized, random=2)
+
+
 @pytest.mark.parametrize(("options", "message"), [
     ({"run": "x.npz", "random": 3}, "--run: replaces --random"),
     ({"random": 0}, "--random: 0 is not positive"),
