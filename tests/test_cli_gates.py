@@ -145,6 +145,17 @@ def test_slices_are_judged_when_they_are_put_together(tmp_path: Path) -> None:
     assert (tmp_path / "q").is_dir()
 
 
+def test_a_tensor_without_a_name_is_not_called_totals(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
+    save_file({"": values}, tmp_path / "m.safetensors")
+    more = ["-o", tmp_path / "q.safetensors", "--dtype", "int8", "-q", "--fail-if"]
+    done = qtool("quantize", tmp_path / "m.safetensors", *more, "mse > 0")
+    assert done.code == 3
+    assert done.err.startswith("qtool: '': mse is ")
+    done = qtool("quantize", tmp_path / "m.safetensors", *more, "total.mse > 0")
+    assert done.err.startswith("qtool: totals: mse is ")
+
+
 def test_many_failures_are_cut_short(tmp_path: Path) -> None:
     values = np.random.default_rng(0).standard_normal((25, 16, 16)).astype(np.float32)
     save_file({f"w{n:02}": x for n, x in enumerate(values)}, tmp_path / "m.safetensors")
@@ -153,4 +164,4 @@ def test_many_failures_are_cut_short(tmp_path: Path) -> None:
     lines = done.err.splitlines()
     assert len(lines) == 21
     assert lines[-2].startswith("qtool: w19: mse is ")
-    assert lines[-1] == "qtool: and 5 more failures, which the report lists"
+    assert lines[-1] == "qtool: and 5 more failures, which a report lists (--report FILE)"

@@ -354,6 +354,7 @@ LINES = [
     "--dtype uint4 --tile 8x16 --method percentile:99.5 --scale-dtype float16 --asymmetric",
     "--dtype int8 --narrow-range --precision float16 --axis -1 --include '*.weight' --include x",
     "--dtype float8e4m3fn --no-saturate",
+    "--preset fp8 --no-dynamic-activations",
     "--dtype int8 --semantics onednn --scale 0.25 --zero-point 0 --negative-scale",
     "--preset w4a16 --block-size 64 --layout mlx --rule 'b*: dtype=int8'",
     "--preset mxfp4 --mx-rule floor --layout compressed-tensors --include '*'",

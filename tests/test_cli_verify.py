@@ -97,7 +97,10 @@ def test_files_that_cannot_be_read_end_with_1(quantized: Path, tmp_path: Path) -
     junk.write_bytes(b"junk")
     refused("verify", junk, quantized)
     line = refused("verify", DIGITS, quantized, "--against", junk)
-    assert line == f"{junk}: is no qtool report; name the one of this file, or --alone"
+    assert line == (
+        f"{junk}: is no JSON object (it does not begin as one); "
+        "name the report of this file, or give --alone"
+    )
 
 
 def test_contradictions_end_with_2(quantized: Path) -> None:

@@ -105,10 +105,37 @@ def test_a_bad_value_names_the_variable(
 
 
 def test_variables_of_other_things_are_no_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("QTOOL_VERSION", "QTOOL_HELP", "QTOOL_RECIPE_DTYPE", "QTOOL_DTYPES_HELP",
+    for name in ("QTOOL_VERSION", "QTOOL_HELP", "QTOOL_RECIPE_DTYPE", "QTOOL_QUANTIZE_DTYP",
                  "QTOOL_INSTALL_COMPLETION", "QTOOL_TEST_CACHE"):  # fmt: skip
         monkeypatch.setenv(name, "1")
     assert ok("dtypes").out.startswith(b"type")
+
+
+@pytest.mark.parametrize(("name", "near"), [
+    ("FAILIF", "FAIL_IF"), ("DTYP", "DTYPE"), ("ASYMMETRIC", "SYMMETRIC"),
+])  # fmt: skip
+def test_a_variable_that_is_misspelt_is_wrong_usage(
+    name: str, near: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"QTOOL_QUANTIZE_{name}", "sqnr_db < 200")
+    for words in (["quantize", "m.safetensors", "--dtype", "int8"], ["recipe", "--dtype", "int8"]):
+        assert refused(*words, code=2) == (
+            f"QTOOL_QUANTIZE_{name}: no option of `qtool {words[0]}` has this variable; "
+            f"use QTOOL_QUANTIZE_{near}"
+        )
+    ok("quantize", "--help")
+    assert not Path("m.int8.safetensors").exists()
+
+
+def test_a_nearer_place_decides_on_activations(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("qtool.toml").write_text('[quantize]\npreset = "fp8"\nno-dynamic-activations = true\n')
+    assert tomllib.loads(ok("recipe").out.decode())["dynamic_activations"] is False
+    said = tomllib.loads(ok("recipe", "--dynamic-activations").out.decode())
+    assert said["dynamic_activations"] is True
+    monkeypatch.setenv("QTOOL_QUANTIZE_DYNAMIC_ACTIVATIONS", "1")
+    assert tomllib.loads(ok("recipe").out.decode())["dynamic_activations"] is True
 
 
 # --------------------------------------------------------------------------------- configuration

@@ -146,6 +146,22 @@ def test_every_tensor_with_nan_and_inf_is_named() -> None:
     assert run("--dtype", "int8", *NO_TINY, "--include", "ragged*").code == 0
 
 
+@pytest.mark.parametrize("dtype", ["float8e4m3fn", "float8e5m2", "float8e4m3fnuz"])
+def test_codes_that_are_not_finite_count_where_the_values_are(dtype: str) -> None:
+    options = ["--dtype", dtype, "--no-saturate", "--scale", "1", "--include", "a*"]
+    run(*options)
+    assert Path("q.safetensors").read_bytes() != OLD
+    a = TENSORS["a.weight"].copy()
+    a[3, 5] = 1e6
+    save_file({"a.weight": a}, "m.safetensors")
+    Path("q.safetensors").write_bytes(OLD)
+    found = failures(run(*options))
+    assert found == [("a.weight", "holds codes that are not finite, of values that are")]
+    done = ok("quantize", "m.safetensors", "-o", "n.safetensors", *options)
+    assert "warning: 1 tensor with finite values whose codes are NaN or Inf" in done.err
+    assert qtool("verify", "m.safetensors", "n.safetensors").code == 3
+
+
 def test_large_tensors_with_nan_are_named_too() -> None:
     """By the kernels."""
     values = weight(1024, 2048)

@@ -27,7 +27,7 @@ import qtool
 from qtool import engine
 from qtool.dtypes import TARGETS
 from qtool.engine import measuring
-from qtool.errors import FormatError, GateError, QtoolError, UsageError
+from qtool.errors import FormatError, GateError, UsageError
 
 Array = NDArray[Any]
 
@@ -141,6 +141,19 @@ def test_figures_are_those_of_the_report_for_every_option(
     quantized = tmp_path / f"q.{container}"
     said = qtool.quantize_file(source, quantized, **OPTIONS[options])
     check_same_figures(verified(source, quantized), said, UNKNOWN)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("container", ["safetensors", "npz"])
+def test_figures_are_those_of_the_report_of_dynamic(
+    container: str, dtype: str, source: Path, tmp_path: Path
+) -> None:
+    quantized = tmp_path / f"q.{container}"
+    said = qtool.dynamic_file(source, quantized, dtype=dtype)
+    assert said["totals"]["tensors"]
+    check_same_figures(verified(source, quantized), said, UNKNOWN)
+    found = verified(source, quantized, alone=True)
+    check_same_figures(found, said, UNKNOWN)
 
 
 LAYOUTS = [
@@ -762,12 +775,23 @@ def test_outputs_that_are_not_finite_any_more_are_a_problem(tmp_path: Path) -> N
             ) in found  # fmt: skip
 
 
+def test_outputs_that_are_all_missing_are_a_problem(tmp_path: Path) -> None:
+    original, quantized = network(tmp_path / "a.onnx"), tmp_path / "q.onnx"
+    model = onnx.load(original)
+    for node in model.graph.node:
+        node.output[:] = ["z" if name == "y" else name for name in node.output]
+    model.graph.output[0].name = "z"
+    onnx.save(model, quantized)
+    assert (None, "output y is missing") in problems(original, quantized, random=2)
+
+
 @pytest.mark.parametrize(("options", "message"), [
     ({"run": "x.npz", "random": 3}, "--run: replaces --random"),
     ({"random": 0}, "--random: 0 is not positive"),
     ({"random": 1}, "--random: .*source.safetensors is no model"),
     ({"alone": True, "against": "r.json"}, "--against: contradicts --alone"),
     ({"baseline": "r.json"}, "--baseline: nothing is compared"),
+    ({"against": "-"}, "--against: - is no file"),
 ], ids=str)  # fmt: skip
 def test_contradictions_are_refused(
     options: dict[str, Any], message: str, pair: tuple[Path, Path]
@@ -776,15 +800,64 @@ def test_contradictions_are_refused(
         qtool.verify_file(*pair, **options)
 
 
-@pytest.mark.parametrize("content", [None, "{}", "no report", '{"tool": {"name": "qtool"}}'])
+@pytest.mark.parametrize(("content", "message"), [
+    (None, "cannot be read"), ("no report", "is no JSON object"), ("{}", "is no report of qtool's"),
+    ('{"tool": {"name": "qtool"}}', "is no report of qtool's"),
+])  # fmt: skip
 def test_a_named_report_must_be_one(
-    content: str | None, pair: tuple[Path, Path], tmp_path: Path
+    content: str | None, message: str, pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
     path = tmp_path / "named.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(QtoolError, match=r"named\.json: is no qtool report"):
+    with pytest.raises(FormatError, match=rf"named\.json: {message}.*or give --alone"):
         qtool.verify_file(*pair, against=path)
+
+
+@pytest.mark.parametrize(("place", "value"), [
+    ("report_version", 2), ("command", None), ("tensors", None), ("totals", None), ("source", None),
+    ("output", {}), ("recipe", 7), ("tool", {"name": "qtool"}),
+    ("output", {"name": "x", "container": "safetensors", "bytes": 1, "files": 1}),
+    ("output", {"name": "x", "container": "safetensors", "bytes": 1, "files": [{"name": "x"}]}),
+    ("tensors", [{}]), ("tensors", [{"name": "x"}, {"name": "x"}]),
+    ("tensors", [{"name": "x", "mse": "0"}]), ("dry_run", True),
+])  # fmt: skip
+def test_a_damaged_report_is_refused(place: str, value: Any, pair: tuple[Path, Path]) -> None:
+    path = pair[1].with_suffix("").with_suffix(".report.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {place: value}))
+    with pytest.raises(FormatError, match="or give --alone"):
+        qtool.verify_file(*pair)
+
+
+def test_a_plan_agrees_with_nothing(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    qtool.quantize_file(pair[0], tmp_path / "x.safetensors", dtype="int4", block_size=32,
+                        dry_run=True, report=path)  # fmt: skip
+    with pytest.raises(FormatError, match=r"plan\.json: is a plan, which has no figures"):
+        qtool.verify_file(*pair, against=path)
+
+
+@pytest.mark.parametrize("figure", ["dtype", "sqnr_db", "clipped", "scale_min", "bits_per_weight"])
+def test_a_figure_that_the_report_lacks_differs(figure: str, pair: tuple[Path, Path]) -> None:
+    path = pair[1].with_suffix("").with_suffix(".report.json")
+    report = json.loads(path.read_text())
+    del report["tensors"][0][figure]
+    path.write_text(json.dumps(report))
+    ((tensor, problem),) = problems(*pair)
+    assert tensor == report["tensors"][0]["name"]
+    assert problem.startswith(f"its {figure} is ")
+    assert problem.endswith(", the report says None")
+
+
+@pytest.mark.parametrize("figure", ["tensors", "sqnr_db", "clipped", "bytes_after"])
+def test_totals_are_compared(figure: str, pair: tuple[Path, Path]) -> None:
+    path = pair[1].with_suffix("").with_suffix(".report.json")
+    report = json.loads(path.read_text())
+    before = report["totals"][figure]
+    report["totals"][figure] = 12345
+    path.write_text(json.dumps(report))
+    said = f"its total {figure} is {before}, the report says 12345"
+    assert problems(*pair) == [(None, said)]
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:

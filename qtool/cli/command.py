@@ -55,6 +55,7 @@ class Command(TyperCommand):
         with exit_code():
             if isinstance(problem := ctx.meta[layers.CONFIG], QtoolError):
                 raise problem
+            layers.check_variables(ctx)
         layers.settle(ctx)
         return rest
 

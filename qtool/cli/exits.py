@@ -66,7 +66,8 @@ def explained(error: QtoolError | MemoryError | OSError) -> tuple[list[str], int
         code = 3 if isinstance(error, GateError) else 2 if isinstance(error, UsageError) else 1
         others = list(error.others) if isinstance(error, GateError) else []
         if (more := len(others) - _LINES + 1) > 0:
-            others[_LINES - 1 :] = [f"and {more} more failures, which the report lists"]
+            rest = f"and {more} more failures, which a report lists (--report FILE)"
+            others[_LINES - 1 :] = [rest]
         return [_annotated.get()(line) for line in (_message(error), *others)], code
     if isinstance(error, MemoryError):
         return ["out of memory: use a machine with more, or smaller tensors"], 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -9,6 +10,7 @@ import typer
 from typer.core import TyperOption
 
 from qtool.cli import config
+from qtool.errors import UsageError
 
 PREFIX = "QTOOL"  # of the variables
 CONFIG = "qtool.config"  # in a context: the Config in force, or the error that it gave
@@ -63,6 +65,22 @@ def _is_wanted(group: typer.Context) -> bool:
     if file == none:
         group.fail("--config and --no-config contradict each other.")
     return file > none
+
+
+def check_variables(ctx: Any) -> None:
+    """Refuse variables that name no option of the command: a gate that is misspelt would pass."""
+    prefix = f"{ctx.auto_envvar_prefix}_"
+    options = [p for p in ctx.command.params if isinstance(p, TyperOption) and p.show_envvar]
+    known = {prefix + str(option.name).upper() for option in options}
+    unknown = {name for name in os.environ if name.startswith(prefix)} - known
+    if not unknown:
+        return
+    import difflib
+
+    name = min(unknown)
+    near = difflib.get_close_matches(name, known, 1)
+    remedy = f"use {near[0]}" if near else f"`qtool {ctx.command.name} --help` names all"
+    raise UsageError(name, f"no option of `qtool {ctx.command.name}` has this variable", remedy)
 
 
 def settle(ctx: Any) -> None:

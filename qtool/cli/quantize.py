@@ -222,10 +222,10 @@ def quantize(
     dynamic_activations: Annotated[
         bool | None,
         typer.Option(
-            "--dynamic-activations",
+            "--dynamic-activations/--no-dynamic-activations",
             metavar=options.FLAG,
-            help="The layout tells its readers to quantize activations too, while running; "
-            "--no-dynamic-activations where a preset has it.",
+            help="The layout tells its readers to quantize activations too, while running, or not "
+            "to where a preset has it. [default: the preset's, else no]",
             show_default=False,
             rich_help_panel=options.OUTPUT,
         ),
@@ -271,7 +271,6 @@ def quantize(
             rich_help_panel=options.ROUNDING,
         ),
     ] = None,
-    weights_alone: Annotated[bool, typer.Option("--no-dynamic-activations", hidden=True)] = False,
     to: options.To = None,
     external_data: options.ExternalData = False,
     requantize: options.Requantize = False,
@@ -314,7 +313,7 @@ def quantize(
                 include=include or (), exclude=exclude or (), rules=rule or (), recipe=recipe,
                 target_bits=target_bits, target_sqnr=target_sqnr, candidates=candidates or (),
                 save_recipe=save_recipe, importance=importance, layout=layout,
-                dynamic_activations=False if weights_alone else dynamic_activations,
+                dynamic_activations=dynamic_activations,
                 hessian=hessian, activations=activations,
                 damping=damping, act_order=act_order, to=to, external_data=external_data,
                 requantize=requantize, allow_empty=allow_empty, report=report,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -143,8 +144,12 @@ def idle(recipe: Recipe, plan: Sequence[Planned]) -> list[str]:
 
 
 def nonfinite_warnings(tensors: Iterable[Stats]) -> list[str]:
-    """What became of NaN and Inf, where they are allowed."""
+    """What became of NaN and Inf, where they are allowed, and what became NaN or Inf."""
+    tensors, found = list(tensors), []
     counts = [s.nan_count + s.inf_count for s in tensors if s.nan_count + s.inf_count]
-    if not counts:
-        return []
-    return [f"{sum(counts)} NaN and Inf in {_tensors(len(counts))}: they became codes of numbers"]
+    if counts:
+        many = f"{sum(counts)} NaN and Inf in {_tensors(len(counts))}"
+        found.append(f"{many}: they became codes of numbers")
+    if lost := sum(not math.isfinite(s.max_abs_error) for s in tensors):
+        found.append(f"{_tensors(lost)} with finite values whose codes are NaN or Inf")
+    return found

@@ -98,14 +98,19 @@ def check(report: Report, path: Path | None) -> None:
 def _lines(report: Report) -> list[tuple[str, str]]:
     """One for each failure: the thing and the rule."""
     output = report["output"]["name"]
-    lines = [(p["tensor"] or output, p["problem"]) for p in report.get("problems", ())]
+    lines = [(_thing(p["tensor"], output), p["problem"]) for p in report.get("problems", ())]
     if report.get("gates"):
         from qtool.report.gates import failure_lines
 
         lines += failure_lines(report["gates"])
     if report.get("strict") is not None:
         lines += [
-            (failure["tensor"] or report["source"]["name"], f"{failure['reason']} (--strict)")
-            for failure in report["strict"]["failed"]
+            (_thing(f["tensor"], report["source"]["name"]), f"{f['reason']} (--strict)")
+            for f in report["strict"]["failed"]
         ]
     return lines
+
+
+def _thing(tensor: str | None, file: str) -> str:
+    """What to call a tensor, whose name may be empty; None: the whole file."""
+    return file if tensor is None else tensor or "''"

@@ -45,6 +45,8 @@ def _nonfinite(records: Sequence[Mapping[str, Any]]) -> Iterator[Unmet]:
         if any(count for count, _ in counts):
             words = " and ".join(f"{count} {name}" for count, name in counts if count)
             yield record["name"], f"holds {words}"
+        elif record.get("max_abs_error", 0) is None and record["elements"]:
+            yield record["name"], "holds codes that are not finite, of values that are"
 
 
 _KINDS = {"nan": "NaN", "inf": "Inf"}

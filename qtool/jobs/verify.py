@@ -127,9 +127,6 @@ class _Files:
         expected = made is None if known is None else known.report["tensors"]
         if expected and not comparison.records and not comparison.problems:
             problems.append((None, "nothing in it is quantized"))
-        if known is not None:
-            problems += known.differences(comparison, before, after, made)
-            problems += known.changed(self.source, self.output)
         built = report.build(
             "verify",
             {
@@ -147,6 +144,9 @@ class _Files:
             screening.nonfinite_warnings(stats for _, stats in comparison.records),
             0,
         )
+        if known is not None:
+            problems += known.differences(comparison, before, after, made, built["totals"])
+            problems += known.changed(self.source, self.output)
         return built | {
             "problems": [{"tensor": name, "problem": problem} for name, problem in problems],
             "checks": {

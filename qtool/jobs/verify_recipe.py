@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 from qtool.dtypes import DTYPES
 from qtool.errors import QtoolError, SpecError
 from qtool.layouts.stored import Stored
@@ -10,14 +13,21 @@ from qtool.recipe.choice import Choice
 from qtool.spec import PRECISIONS, QuantSpec
 
 _OF_DYNAMIC = ("graph", "per_tensor")  # which say nothing of how codes come about
+# What `dynamic` says of its arithmetic, which is that of onnx, int8 without its lowest code.
+_DYNAMIC = re.compile(r'^semantics = "dynamic"$', re.MULTILINE)
 
 
 def recipe_of(text: str | None, thing: str) -> tuple[Recipe | None, str | None]:
     """The recipe in a text; or what is wrong with it."""
     if text is None:
         return None, None
+    is_dynamic = _DYNAMIC.search(text) is not None
+    more = (*_OF_DYNAMIC, "semantics") if is_dynamic else _OF_DYNAMIC
     try:
-        return toml.parsed(text.encode("utf-8", "replace"), thing, _OF_DYNAMIC), None
+        found = toml.parsed(text.encode("utf-8", "replace"), thing, more)
+        if is_dynamic and found.words.get("dtype") == "int8":
+            found = replace(found, words={**found.words, "narrow_range": True})
+        return found, None
     except QtoolError as error:
         return None, f"its recipe cannot be read: {error}"
 

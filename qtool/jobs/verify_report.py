@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from qtool.dtypes import DTYPES
-from qtool.errors import FormatError
+from qtool.errors import FormatError, UsageError
 from qtool.formats import Source
 from qtool.formats.carried import others
 from qtool.formats.checkpoint import CONFIG, INDEX, CheckpointSource
@@ -18,7 +17,8 @@ from qtool.jobs import hashing, streams
 from qtool.jobs.verify_side import Side
 from qtool.jobs.verify_tensors import Comparison
 from qtool.layouts.provenance import Provenance
-from qtool.report import is_report
+from qtool.report.document import read_report
+from qtool.stats import Stats
 
 # What is not computed from the files.
 _ALWAYS_LEFT_OUT = {
@@ -26,6 +26,7 @@ _ALWAYS_LEFT_OUT = {
     "weighted_mse", "weighted_relative_error", "weighted_sqnr_db",
 }  # fmt: skip
 _CLIPPED = {"clipped", "clipped_low", "clipped_high", "clipped_fraction"}
+_TOTALS = ("tensors", *Stats().figures(), "bytes_before", "bytes_after", "bits_per_weight")
 
 Problem = tuple[str | None, str]
 
@@ -48,12 +49,27 @@ class Reference:
         original: Side,
         quantized: Side,
         provenance: Provenance | None,
+        totals: Mapping[str, Any],
     ) -> list[Problem]:
-        """What the files hold in another way than the report says."""
+        """What the files hold in another way than the report says. totals: those of the files."""
         found: list[Problem] = [*self._sizes(original, quantized)]
         found += self._provenance(provenance)
-        found += self._tensors(comparison, quantized)
-        return found
+        tensors = list(self._tensors(comparison, quantized))
+        if not tensors and not comparison.problems:
+            tensors = list(self._totals(comparison, totals))
+        return found + tensors
+
+    def _totals(self, comparison: Comparison, found: Mapping[str, Any]) -> Iterator[Problem]:
+        """Figures of all tensors together, where those of each agree."""
+        left_out = set(_ALWAYS_LEFT_OUT)
+        records = [*self.report["tensors"], *(record for record, _ in comparison.records)]
+        if any(r.get("rounding") is not None or r["clipped"] is None for r in records):
+            left_out |= _CLIPPED
+        said = self.report["totals"]
+        for key in (key for key in _TOTALS if key not in left_out):
+            if found[key] != said.get(key):
+                yield None, f"its total {key} is {found[key]}, the report says {said.get(key)}"
+                return
 
     def _sizes(self, original: Side, quantized: Side) -> Iterator[Problem]:
         for side, key, name in (
@@ -68,7 +84,7 @@ class Reference:
 
     def _provenance(self, found: Provenance | None) -> Iterator[Problem]:
         """Tool, version and recipe of the file's metadata."""
-        if self.recipe is None or not self.report["tensors"]:
+        if (self.recipe is None and found is None) or not self.report["tensors"]:
             return
         tool = self.report["tool"]
         if found is None:
@@ -117,19 +133,17 @@ def _difference(found: Mapping[str, Any], said: Mapping[str, Any], *, is_onnx: b
     left_out = _ALWAYS_LEFT_OUT | {"name"}
     if said.get("rounding") is not None or found["clipped"] is None:
         left_out = left_out | _CLIPPED
-    if is_onnx and _integers(found["dtype"], said["dtype"]):
+    if is_onnx and _integers(found["dtype"], said.get("dtype")):
         left_out = left_out | {"dtype", "zero_point"}
-    if is_onnx and found["num_scales"] == said["num_scales"] == 1:  # a scale of shape (1,)
+    if is_onnx and found["num_scales"] == said.get("num_scales") == 1:  # a scale of shape (1,)
         left_out = left_out | {"granularity", "axis"}
-    differing = [
-        key for key in said if key in found and key not in left_out and found[key] != said[key]
-    ]
+    differing = [key for key in found if key not in left_out and found[key] != said.get(key)]
     if not differing:
         return None
     first = next((key for key in ("dtype", "granularity", "sqnr_db") if key in differing), None)
     key = first or differing[0]
     more = f" ({len(differing) - 1} more differ)" if len(differing) > 1 else ""
-    return f"its {key} is {found[key]}, the report says {said[key]}{more}"
+    return f"its {key} is {found[key]}, the report says {said.get(key)}{more}"
 
 
 def _changed(said: Mapping[str, Any], source: Source) -> Iterator[str]:
@@ -173,25 +187,49 @@ def _files(source: Source) -> dict[str, Path]:
     return found
 
 
-def _integers(one: str, other: str) -> bool:
+def _integers(one: str, other: Any) -> bool:
     """Whether both are integers of as many bits."""
-    a, b = DTYPES[one], DTYPES[other]
-    return a.is_integer and b.is_integer and a.bits == b.bits
+    a, b = DTYPES[one], DTYPES.get(str(other))
+    return b is not None and a.is_integer and b.is_integer and a.bits == b.bits
 
 
 def reference(against: str | Path | None, quantized: str | Path) -> Reference | None:
     """The report that is named, or else the one beside the file; None: there is none.
 
-    Raises FormatError for a file that is no report of quantize or dynamic.
+    Raises FormatError for a file that is no report of quantize or dynamic, or is a plan.
     """
+    if str(against) == streams.STANDARD:
+        raise UsageError("--against", "- is no file", "name the report")
     path = streams.report_path(against, str(quantized))
     if path is None or (against is None and not path.exists()):
         return None
-    if not is_report(path):
-        raise FormatError(str(path), "is no qtool report", "name the one of this file, or --alone")
-    report = json.loads(path.read_text(encoding="utf-8"))
-    if report["command"] not in ("quantize", "dynamic"):
-        raise FormatError(
-            str(path), f"is the report of {report['command']}", "name one of quantize or dynamic"
-        )
-    return Reference(path, report)
+    try:
+        report = read_report(path)
+    except FormatError as error:
+        remedy = "name the report of this file, or give --alone"
+        raise FormatError(error.thing, error.rule, remedy) from None
+    command = report.get("command")
+    what = f"the report of {command}"
+    if command in ("quantize", "dynamic") and not report.get("dry_run"):
+        if _is_whole(report):
+            return Reference(path, report)
+        what = "a report that lacks what files are compared with"
+    elif report.get("dry_run"):
+        what = "a plan, which has no figures"
+    raise FormatError(str(path), f"is {what}", "name one of quantize or dynamic, or give --alone")
+
+
+def _is_whole(report: Mapping[str, Any]) -> bool:
+    """Whether a report says of both files and of the tool what is compared."""
+    for key in ("source", "output"):
+        side = report.get(key)
+        if not isinstance(side, dict) or not {"container", "bytes"} <= side.keys():
+            return False
+        files = side.get("files")
+        entries = [side, *files] if isinstance(files, list) else [side, *([files] if files else [])]
+        if not all(isinstance(e, dict) and isinstance(e.get("name"), str) for e in entries):
+            return False
+        if not all(isinstance(e.get("sha256"), str) for e in entries[1:]):
+            return False
+    texts = report["tool"].get("version"), report.get("recipe", "")
+    return all(isinstance(text, str) for text in texts)

@@ -58,7 +58,7 @@ def read(path: str | Path) -> Recipe:
 
 
 def parsed(data: bytes, path: str, more: Sequence[str] = ()) -> Recipe:
-    """The recipe that a file of that name holds. more: keys that it may have besides.
+    """The recipe that a file of that name holds. more: keys that are passed over.
 
     Raises FormatError where it is no TOML, UsageError where it says what no recipe can.
     """
@@ -69,11 +69,13 @@ def parsed(data: bytes, path: str, more: Sequence[str] = ()) -> Recipe:
     words: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for key, value in said.items():
+        if key in more:
+            continue
         if key in WORDS:
             words |= checked({key: value}, path)
         elif key in OPTIONS:
             options[key] = _typed(key, value, OPTIONS[key], path)
-        elif key not in (*_PATTERNS, _RULES, *more):
+        elif key not in (*_PATTERNS, _RULES):
             raise unknown(key, [*WORDS, *OPTIONS, *_PATTERNS, _RULES], path)
     include, exclude = (_typed(key, said.get(key, []), (list,), path) for key in _PATTERNS)
     tables = said.get(_RULES, [])
