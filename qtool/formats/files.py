@@ -90,12 +90,18 @@ def text_of(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def is_being_written(dst: Path) -> bool:
-    """Whether a temporary file that is to become dst is there, in this process or another."""
-    target = Path(os.path.realpath(dst))
-    with suppress(PermissionError):
-        return any(name.startswith(_prefix(target)) for name in os.listdir(target.parent))
-    return False
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process has locked a folder, and lock it, where that can be done."""
+    descriptor = None
+    with suppress(OSError):  # a folder that cannot be read; a file system without locks
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def check_target(dst: Path, source: Path, *, force: bool) -> None:
