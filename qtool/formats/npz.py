@@ -253,8 +253,13 @@ class NpzSink:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if kind is not None:  # no directory is written, and no member need be complete
+            file, self._archive.fp = self._archive.fp, None
+            if file is not None:
+                file.close()
+            return
         self._archive.close()
-        if kind is None and self._pending:
+        if self._pending:
             raise OutputError(", ".join(self._pending), "was never written")
 
     def _write(self, entry: Entry, data: NDArray[Any] | Iterator[bytes]) -> None:
