@@ -34,8 +34,8 @@ import typer.main
 import qtool.cli
 
 CHANGING = (
-    "open", "write", "pwrite", "sendfile", "ftruncate", "fchmod", "fchown", "chmod", "fsync",
-    "rename", "replace", "unlink", "mkdir", "rmdir", "link", "symlink",
+    "open", "create", "write", "pwrite", "sendfile", "ftruncate", "fchmod", "fchown", "chmod",
+    "fsync", "rename", "replace", "unlink", "mkdir", "rmdir", "link", "symlink",
 )  # fmt: skip
 READING = ("read", "pread", "preadv", "sendfile")
 LOOKING = ("stat", "fstat", "listdir", "scandir", "close")
@@ -71,11 +71,13 @@ class Faults:
         self.count = 0
         self.lock = threading.RLock()
         self.real_flock = fcntl.flock
-        self.real = {name: getattr(os, name) for name in {*CHANGING, *READING, *LOOKING}}
+        self.real = {
+            name: getattr(os, name) for name in {*CHANGING, *READING, *LOOKING} - {"create"}
+        }
 
     def install(self) -> None:
         builtins.open = io.open = _pyio.open  # type: ignore[assignment]
-        for name in {*self.calls, *(CHANGING if self.asked.get("trace") else ())}:
+        for name in self.real.keys() & {*self.calls, *CHANGING}:
             setattr(os, name, self.wrapped(name))
         fcntl.flock = self.flock  # type: ignore[assignment]
         if self.lines:
@@ -123,7 +125,8 @@ class Faults:
     def point(self, name: str, paths: list[str | None], *, makes: bool) -> bool:
         """What happens at a point; whether just a part of the call is done."""
         with self.lock:
-            self.say({"call": "create" if makes else name, "paths": paths})
+            name = "create" if makes else name
+            self.say({"call": name, "paths": paths})
             if name not in self.calls:
                 return False
             number, self.count = self.count, self.count + 1

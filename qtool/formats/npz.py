@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -48,6 +49,9 @@ def _zip_errors(thing: str) -> Iterator[None]:
         RuntimeError,
         ValueError,
     ) as error:
+        cause = error if isinstance(error, OSError) else error.__context__
+        if isinstance(cause, OSError) and cause.errno == errno.EIO:  # which zipfile hides
+            raise FormatError(thing, f"cannot be read: {cause.strerror}") from error
         raise FormatError(thing, f"damaged zip archive: {error}") from error
 
 
@@ -205,11 +209,9 @@ class NpzSink:
     """
 
     def __init__(self, path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) -> None:
+        self._path = path
         self._pending = _by_name(entries)
-        self._archive = zipfile.ZipFile(path, "w")
-        if METADATA_KEY in metadata:
-            text = np.frombuffer(metadata[METADATA_KEY].encode(), np.uint8)
-            self._write(Entry(METADATA_NAME, _UINT8, text.shape), text)
+        self._metadata = metadata
 
     @staticmethod
     def file_nbytes(entries: Sequence[Entry], metadata: Mapping[str, str]) -> int:
@@ -245,6 +247,12 @@ class NpzSink:
         self.write(name, iter([data.tobytes()]))
 
     def __enter__(self) -> Self:
+        self._file = self._path.open("w+b")
+        self._archive = zipfile.ZipFile(self._file, "w")
+        if METADATA_KEY in self._metadata:
+            text = np.frombuffer(self._metadata[METADATA_KEY].encode(), np.uint8)
+            with self._dropped_after_errors():
+                self._write(Entry(METADATA_NAME, _UINT8, text.shape), text)
         return self
 
     def __exit__(
@@ -253,14 +261,28 @@ class NpzSink:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is not None:  # no directory is written, and no member need be complete
-            file, self._archive.fp = self._archive.fp, None
-            if file is not None:
-                file.close()
+        if kind is not None:
+            self._drop()
             return
-        self._archive.close()
+        with self._dropped_after_errors():
+            self._archive.close()
+            self._file.close()
         if self._pending:
             raise OutputError(", ".join(self._pending), "was never written")
+
+    @contextmanager
+    def _dropped_after_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        """Close the file as it is: nothing more is written, no member need be complete."""
+        self._archive.fp = None
+        with suppress(OSError):
+            self._file.close()
 
     def _write(self, entry: Entry, data: NDArray[Any] | Iterator[bytes]) -> None:
         header = header_bytes(entry.dtype, entry.shape)
