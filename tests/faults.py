@@ -83,6 +83,8 @@ def kind(fault: Mapping[str, Any]) -> str:
         return f"signal {fault['signal']}"
     if "errno" in fault:
         return os.strerror(fault["errno"])
+    if "change" in fault:
+        return f"source {fault['change'][0]}"
     return "pause"
 
 

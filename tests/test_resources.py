@@ -32,9 +32,9 @@ def warm() -> Iterator[Warm]:
     print(f"\ninjected: {dict(made.injected)}")
 
 
-@pytest.fixture(params=CASES.values(), ids=CASES.keys(), scope="module")
+@pytest.fixture(params=CASES, scope="module")
 def stage(request: pytest.FixtureRequest, warm: Warm) -> Iterator[Stage]:
-    made = Stage(request.param, warm)
+    made = Stage(CASES[request.param], warm)
     yield made
     made.remove()
 
@@ -75,3 +75,41 @@ def test_a_source_that_cannot_be_read_from_some_point_on(stage: Stage) -> None:
         check_refused(stage, stage.old, done, (point, done.hit))
         assert os.strerror(errno.EIO) in done.errors, done.errors
     assert point > 0
+
+
+CHANGED = {
+    "quantize npy": "x.npy",
+    "quantize npz": "x.npz",
+    "quantize safetensors": "x.safetensors",
+    "quantize onnx": "x.onnx",
+    "quantize onnx data": "x.bin",
+    "quantize folder": "m/model-00001-of-00002.safetensors",
+    "dequantize safetensors": "q.safetensors",
+    "calibrate": "x.npz",
+    "capture": "samples.npy",
+}
+
+
+@pytest.mark.parametrize("how", ["cut", "changed", "replaced"])
+@pytest.mark.parametrize("stage", CHANGED, indirect=True)
+def test_a_source_that_changes_while_it_is_read_gives_the_one_or_the_other_or_an_error(
+    how: str, stage: Stage
+) -> None:
+    fault = {"calls": ("open", *READING), "change": (how, CHANGED[stage.case.name])}
+    case = stage.case
+    allowed = [case.parts(stage.new)]
+    for point in range(10_000):
+        stage.reset(stage.old)
+        done = stage.warm.run(*case.command, root=stage.root, at=point, **fault)
+        if done.hit is None:
+            break
+        found = case.parts(files(stage.root))
+        if point == 0:  # before anything is read
+            allowed += [found] if done.code == 0 else []
+        if done.code == 0:
+            assert found in allowed, (point, done.hit)
+        else:
+            assert (done.code, done.errors.count("\n")) == (1, 1), (point, done)
+            assert done.errors.startswith("qtool: "), (point, done)
+            assert found == case.parts(stage.old), (point, done)
+    assert point > 2

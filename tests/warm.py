@@ -55,8 +55,9 @@ class Faults:
 
     asked: "root"; "at": the number of the point, counted from 0 among "calls" (or, with "lines",
     the lines of those files) where it gets "signal" before the call, or the call fails with
-    "errno"; "lasting": so do all later ones. "pause": it waits there until a byte comes from
-    gates[0], after it has sent one to gates[1].
+    "errno"; "lasting": so do all later ones; "change": another program changes a file, see
+    change(); "pause": it waits there until a byte comes from gates[0], after it has sent one to
+    gates[1].
     log: a descriptor that gets the calls, as JSON lines.
     """
 
@@ -145,9 +146,28 @@ class Faults:
         elif "signal" in self.asked:
             os.kill(os.getpid(), self.asked["signal"])
             time.sleep(0)  # here the handler of a signal runs, if this is the main thread
+        elif "change" in self.asked:
+            self.change(*self.asked["change"])
         elif "errno" in self.asked:
             code = self.asked["errno"]
             raise OSError(code, os.strerror(code))
+
+    def change(self, how: str, name: str) -> None:
+        """What another program does with a file."""
+        path = os.path.join(self.root, name)
+        size = os.stat(path).st_size
+        if how == "cut":
+            return os.truncate(path, size // 2)
+        descriptor = self.real["open"](path, os.O_RDWR)
+        data = bytearray(self.real["pread"](descriptor, size, 0))
+        for place in (size // 4, size * 3 // 4):  # in different tensors
+            data[place] ^= 0x10
+        if how == "replaced":
+            os.close(descriptor)
+            descriptor = self.real["open"](f"{path}.new", os.O_RDWR | os.O_CREAT)
+            self.real["rename"](f"{path}.new", path)
+        self.real["pwrite"](descriptor, data, 0)
+        return os.close(descriptor)
 
     def say(self, what: dict[str, Any]) -> None:
         self.real["write"](self.log, json.dumps(what).encode() + b"\n")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from qtool.dtypes import DTYPES, DType
 from qtool.errors import FormatError, OutputError, QtoolError
-from qtool.formats import Entry
+from qtool.formats import Entry, steady
 from qtool.formats.npy import array_chunks, array_pieces, entry_nbytes, read_array
 from qtool.formats.npy_header import ArrayHeader, header_bytes, read_header
 from qtool.spec import Reader, TensorInfo, Writer, reader_of
@@ -67,9 +67,10 @@ class NpzSource:
 
     def __init__(self, path: Path, *, source_dtype: DType | None = None) -> None:
         self.path = path
-        self.nbytes = path.stat().st_size
         self.metadata: Mapping[str, str] = {}
         self._file = path.open("rb")
+        self._state = steady.state_of(self._file.fileno())
+        self.nbytes = self._state[2]
         try:
             with _zip_errors(str(path)):
                 self._archive = zipfile.ZipFile(self._file)
@@ -109,10 +110,13 @@ class NpzSource:
     def _thing(self, name: str) -> str:
         return f"{self.path}, {name}{_SUFFIX}"
 
-    def _open(self, name: str, header: ArrayHeader) -> IO[bytes]:
-        stream = self._archive.open(self._members[name])
-        stream.read(header.data_offset)
-        return stream
+    @contextmanager
+    def _open(self, name: str, header: ArrayHeader) -> Iterator[IO[bytes]]:
+        """A member, at its data; FormatError on leaving where the archive was changed."""
+        with self._archive.open(self._members[name]) as stream:
+            stream.read(header.data_offset)
+            yield stream
+        steady.check(self._file.fileno(), self.path, self._state)
 
     def _check_members(self) -> dict[str, zipfile.ZipInfo]:
         """The members by tensor name, once the archive's directory has been checked."""

@@ -223,7 +223,7 @@ def _writing_inline(tensor: onnx.TensorProto) -> Iterator[Writer]:
 def _unloaded(model: onnx.ModelProto, source: OnnxSource) -> list[_Values]:
     """The tensors whose values are in other files, or in the source's and were not loaded."""
     return [
-        (tensor, onnx_tensor.payload(tensor, source.path, source.thing(tensor.name)))
+        (tensor, source.payload(tensor))
         for tensor in onnx_graph.tensors(model)
         if onnx_tensor.is_external(tensor)
     ]
@@ -235,7 +235,7 @@ def _inside(
     """The initializers, nested graphs' included, whose values are in the message."""
     without = {id(tensor) for tensor in made}
     return [
-        (tensor, onnx_tensor.payload(tensor, source.path, source.thing(tensor.name)))
+        (tensor, source.payload(tensor))
         for graph in onnx_graph.graphs(model.graph)
         for tensor in graph.initializer
         if id(tensor) not in without
