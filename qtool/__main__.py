@@ -16,6 +16,7 @@ def main() -> None:
 
         run()
     except KeyboardInterrupt:
+        print("qtool: interrupted", file=sys.stderr)
         sys.exit(130)
     except OSError as error:  # --help into a full disk
         print(f"qtool: standard output: {error.strerror}", file=sys.stderr)

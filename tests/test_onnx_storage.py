@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import ml_dtypes
@@ -165,12 +166,17 @@ def test_data_that_another_model_names_stays(tmp_path: Path) -> None:
     assert len(data_files(tmp_path)) == 2
 
 
-def test_the_data_of_a_run_that_goes_on_stays(tmp_path: Path) -> None:
+def test_a_run_waits_while_another_lets_data_and_model_land(tmp_path: Path) -> None:
     source = OnnxSource(save(two_weights(), tmp_path / "m.onnx"))
-    with OnnxQdq(source, {}, tmp_path / "q.onnx", external_data=True):
+    with files.locked(tmp_path):
         left = orphan(tmp_path)
-        copy(source, tmp_path / "q.onnx", external_data=False)
-        assert left.exists()
+        thread = Thread(
+            target=copy, args=(source, tmp_path / "q.onnx"), kwargs={"external_data": True}
+        )
+        thread.start()
+        thread.join(0.3)
+        assert (thread.is_alive(), data_files(tmp_path)) == (True, [left.name])
+    thread.join()
     assert not left.exists()
     assert places(check(tmp_path / "q.onnx"))["w"]["location"] == data_files(tmp_path)[0]
 

@@ -54,7 +54,8 @@ def replacing(dst: Path, named: Callable[[], Path] | None = None) -> Iterator[Pa
     was. The temporary file is locked by its owner; those that a killed process left behind
     for the same dst are removed first. A symbolic link stays and what it points to is replaced.
 
-    Raises OutputError where dst is no regular file or cannot be written.
+    Raises OutputError where dst is no regular file or cannot be written; and, dst being new
+    already, where its folder cannot be flushed.
     """
     with explained(dst):
         old = None if named else _existing(dst)
@@ -82,7 +83,8 @@ def replacing(dst: Path, named: Callable[[], Path] | None = None) -> Iterator[Pa
     finally:
         if descriptor is not None:
             os.close(descriptor)
-    sync_folder(target.parent)
+    with explained(dst):
+        sync_folder(target.parent)
 
 
 def text_of(name: str) -> str:
@@ -90,12 +92,18 @@ def text_of(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def is_being_written(dst: Path) -> bool:
-    """Whether a temporary file that is to become dst is there, in this process or another."""
-    target = Path(os.path.realpath(dst))
-    with suppress(PermissionError):
-        return any(name.startswith(_prefix(target)) for name in os.listdir(target.parent))
-    return False
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process has locked a folder, and lock it, where that can be done."""
+    descriptor = None
+    with suppress(OSError):  # a folder that cannot be read; a file system without locks
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def check_target(dst: Path, source: Path, *, force: bool) -> None:
@@ -227,9 +235,12 @@ def _take_over(old: os.stat_result, descriptor: int) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make a rename survive a power cut, where the file system lets folders be flushed."""
-    with suppress(OSError):
+    try:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+            raise

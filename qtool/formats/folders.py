@@ -46,6 +46,11 @@ class Partial:
         return self.run.exists()
 
     @property
+    def has_shards(self) -> bool:
+        """Whether any shard is finished."""
+        return self.records.is_dir() and any(self.records.iterdir())
+
+    @property
     def is_published(self) -> bool:
         """Whether the folder has become the target, and only cleaning up remains."""
         return self.is_started and not self._building.exists()
@@ -54,8 +59,8 @@ class Partial:
     def held(self, *, shared: bool = False) -> Iterator[None]:
         """Keep other processes out of it, or, shared, those that are not.
 
-        It is made where it is not there. Raises OutputError where another process holds it, or
-        something else has its name.
+        It is made where it is not there, and a target that a run was killed on replacing is put
+        back. Raises OutputError where another process holds it, or something else has its name.
         """
         descriptor = None
         while descriptor is None:
@@ -63,6 +68,7 @@ class Partial:
                 self._make()
                 descriptor = _locked(self.path / _LOCK, shared=shared)
         try:
+            self._put_back()
             yield
         finally:
             os.close(descriptor)
@@ -75,23 +81,18 @@ class Partial:
     def publish(self) -> None:
         """Let the finished folder become the target, in place of one that is there."""
         _sync(self._building)
-        old = self.path / _OLD
-        if os.path.lexists(self.target):
-            os.rename(self.target, old)
         try:
+            if os.path.lexists(self.target):
+                os.rename(self.target, self.path / _OLD)
             os.rename(self._building, self.target)
         except BaseException:
-            if old.exists():
-                os.rename(old, self.target)
+            self._put_back()
             raise
         files.sync_folder(self.target.parent)
 
     def discard(self) -> None:
-        """Remove it, at once for all who look. What it holds of a replaced target is restored
-        where nothing has taken its place."""
-        old = self.path / _OLD
-        if old.exists() and not os.path.lexists(self.target):
-            os.rename(old, self.target)
+        """Remove it, at once for all who look, but not a target that nothing has replaced."""
+        self._put_back()
         rubbish = self.path.with_name(f"{self._rubbish}{os.urandom(8).hex()}")
         with suppress(FileNotFoundError):
             os.rename(self.path, rubbish)
@@ -102,6 +103,12 @@ class Partial:
     @property
     def _rubbish(self) -> str:
         return f".{self.path.name}.qtool-"
+
+    def _put_back(self) -> None:
+        """Restore the target that is to be replaced where nothing has taken its place."""
+        if not os.path.lexists(self.target):
+            with suppress(FileNotFoundError):
+                os.rename(self.path / _OLD, self.target)
 
     def _make(self) -> None:
         self.path.mkdir(exist_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from qtool.dtypes import DType
 from qtool.errors import FormatError, OutputError, QtoolError
-from qtool.formats import Entry, writing_file
+from qtool.formats import Entry, steady, writing_file
 from qtool.formats.npy_header import ArrayHeader, header_bytes, read_header
 from qtool.spec import Reader, TensorInfo, Writer, reader_of
 
@@ -118,10 +117,11 @@ class NpySource:
 
     def __init__(self, path: Path, *, name: str, source_dtype: DType | None = None) -> None:
         self.path = path
-        self.nbytes = path.stat().st_size
         self.metadata: Mapping[str, str] = {}
         self._name = name
         with path.open("rb") as stream:
+            self._state = steady.state_of(stream.fileno())
+            self.nbytes = self._state[2]
             header = read_header(stream, self.nbytes, str(path), source_dtype)
         self._header = _reinterpret(header, source_dtype, str(path))
 
@@ -148,20 +148,22 @@ class NpySource:
             def read_at(start: int, out: NDArray[Any]) -> None:
                 position = header.data_offset + start * header.dtype.numpy.itemsize
                 view = out.view(np.uint8).data
-                if os.preadv(stream.fileno(), [view], position) != len(view):
-                    raise FormatError(str(self.path), "became shorter while it was read")
+                steady.read_into(stream.fileno(), view, position, self.path, self._state)
 
             yield read_at
 
     def close(self) -> None:
         """Nothing is held open between reads."""
 
-    def _open(self, name: str) -> IO[bytes]:
+    @contextmanager
+    def _open(self, name: str) -> Iterator[IO[bytes]]:
+        """The file, at the data; FormatError on leaving where it was changed."""
         if name != self._name:
             raise QtoolError(str(self.path), f"has no tensor {name!r}")
-        stream = self.path.open("rb")
-        stream.seek(self._header.data_offset)
-        return stream
+        with self.path.open("rb") as stream:
+            stream.seek(self._header.data_offset)
+            yield stream
+            steady.check(stream.fileno(), self.path, self._state)
 
 
 def _only(entries: Sequence[Entry], path: Path) -> Entry:

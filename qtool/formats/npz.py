@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from qtool.dtypes import DTYPES, DType
 from qtool.errors import FormatError, OutputError, QtoolError
-from qtool.formats import Entry
+from qtool.formats import Entry, steady
 from qtool.formats.npy import array_chunks, array_pieces, entry_nbytes, read_array
 from qtool.formats.npy_header import ArrayHeader, header_bytes, read_header
 from qtool.spec import Reader, TensorInfo, Writer, reader_of
@@ -48,6 +49,9 @@ def _zip_errors(thing: str) -> Iterator[None]:
         RuntimeError,
         ValueError,
     ) as error:
+        cause = error if isinstance(error, OSError) else error.__context__
+        if isinstance(cause, OSError) and cause.errno == errno.EIO:  # which zipfile hides
+            raise FormatError(thing, f"cannot be read: {cause.strerror}") from error
         raise FormatError(thing, f"damaged zip archive: {error}") from error
 
 
@@ -63,9 +67,10 @@ class NpzSource:
 
     def __init__(self, path: Path, *, source_dtype: DType | None = None) -> None:
         self.path = path
-        self.nbytes = path.stat().st_size
         self.metadata: Mapping[str, str] = {}
         self._file = path.open("rb")
+        self._state = steady.state_of(self._file.fileno())
+        self.nbytes = self._state[2]
         try:
             with _zip_errors(str(path)):
                 self._archive = zipfile.ZipFile(self._file)
@@ -105,10 +110,13 @@ class NpzSource:
     def _thing(self, name: str) -> str:
         return f"{self.path}, {name}{_SUFFIX}"
 
-    def _open(self, name: str, header: ArrayHeader) -> IO[bytes]:
-        stream = self._archive.open(self._members[name])
-        stream.read(header.data_offset)
-        return stream
+    @contextmanager
+    def _open(self, name: str, header: ArrayHeader) -> Iterator[IO[bytes]]:
+        """A member, at its data; FormatError on leaving where the archive was changed."""
+        with self._archive.open(self._members[name]) as stream:
+            stream.read(header.data_offset)
+            yield stream
+        steady.check(self._file.fileno(), self.path, self._state)
 
     def _check_members(self) -> dict[str, zipfile.ZipInfo]:
         """The members by tensor name, once the archive's directory has been checked."""
@@ -205,11 +213,9 @@ class NpzSink:
     """
 
     def __init__(self, path: Path, entries: Sequence[Entry], metadata: Mapping[str, str]) -> None:
+        self._path = path
         self._pending = _by_name(entries)
-        self._archive = zipfile.ZipFile(path, "w")
-        if METADATA_KEY in metadata:
-            text = np.frombuffer(metadata[METADATA_KEY].encode(), np.uint8)
-            self._write(Entry(METADATA_NAME, _UINT8, text.shape), text)
+        self._metadata = metadata
 
     @staticmethod
     def file_nbytes(entries: Sequence[Entry], metadata: Mapping[str, str]) -> int:
@@ -245,6 +251,12 @@ class NpzSink:
         self.write(name, iter([data.tobytes()]))
 
     def __enter__(self) -> Self:
+        self._file = self._path.open("w+b")
+        self._archive = zipfile.ZipFile(self._file, "w")
+        if METADATA_KEY in self._metadata:
+            text = np.frombuffer(self._metadata[METADATA_KEY].encode(), np.uint8)
+            with self._dropped_after_errors():
+                self._write(Entry(METADATA_NAME, _UINT8, text.shape), text)
         return self
 
     def __exit__(
@@ -253,9 +265,28 @@ class NpzSink:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._archive.close()
-        if kind is None and self._pending:
+        if kind is not None:
+            self._drop()
+            return
+        with self._dropped_after_errors():
+            self._archive.close()
+            self._file.close()
+        if self._pending:
             raise OutputError(", ".join(self._pending), "was never written")
+
+    @contextmanager
+    def _dropped_after_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._drop()
+            raise
+
+    def _drop(self) -> None:
+        """Close the file as it is: nothing more is written, no member need be complete."""
+        self._archive.fp = None
+        with suppress(OSError):
+            self._file.close()
 
     def _write(self, entry: Entry, data: NDArray[Any] | Iterator[bytes]) -> None:
         header = header_bytes(entry.dtype, entry.shape)

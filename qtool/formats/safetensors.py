@@ -6,7 +6,6 @@ safetensors_header.py) and the tensors' bytes (little-endian, C order) one after
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.errors import FormatError, OutputError, QtoolError
-from qtool.formats import Entry, write_at, writing_file
+from qtool.formats import Entry, steady, write_at, writing_file
 from qtool.formats.safetensors_header import MAX_HEADER, layout, parse
 from qtool.packing import pack, unpack
 from qtool.spec import Reader, TensorInfo, Writer, reader_of
@@ -39,9 +38,10 @@ class SafetensorsSource:
         try:
             self._file = path.open("rb", buffering=0)
         except OSError as error:
-            raise self._unreadable(error) from error
+            raise FormatError(str(path), f"cannot be read: {error.strerror}") from error
         try:
-            self.nbytes = os.fstat(self._file.fileno()).st_size
+            self._state = steady.state_of(self._file.fileno())
+            self.nbytes = self._state[2]
             header = self._header()
             self._data = 8 + len(header)
             metadata, self._tensors = parse(header, self.nbytes - self._data, str(path))
@@ -57,8 +57,8 @@ class SafetensorsSource:
     def read(self, name: str) -> NDArray[Any]:
         """One tensor, one value per element; F4 and F6 are unpacked.
 
-        Raises FormatError where the file has become shorter since it was opened, or the shape
-        is beyond NumPy's limits.
+        Raises FormatError where the file was changed since it was opened, or the shape is beyond
+        NumPy's limits.
         """
         info, begin = self._find(name)
         raw = np.empty(info.nbytes, np.uint8)
@@ -127,25 +127,9 @@ class SafetensorsSource:
 
     def _read_into(self, view: memoryview, position: int) -> None:
         """Fill view with the file's bytes from position on."""
-        whole, begin = view, position
-        while view:
-            try:
-                count = os.preadv(self._file.fileno(), [view], position)
-            except OSError as error:
-                raise self._unreadable(error) from error
-            if not count:
-                raise FormatError(
-                    str(self.path),
-                    f"ends at byte {position}",
-                    f"it had {self.nbytes} bytes when it was opened",
-                )
-            view = view[count:]
-            position += count
+        steady.read_into(self._file.fileno(), view, position, self.path, self._state)
         if self._watch is not None:
-            self._watch(whole, begin)
-
-    def _unreadable(self, error: OSError) -> FormatError:
-        return FormatError(str(self.path), f"cannot be read: {error.strerror}")
+            self._watch(view, position)
 
 
 class SafetensorsSink:

@@ -132,7 +132,7 @@ def building(partial: Partial, run: Run, division: Division) -> Iterator[None]:
             yield
         except BaseException as error:
             failed = isinstance(error, GateError) and not division.resume
-            if division.slice is None and (failed or not any(partial.records.iterdir())):
+            if division.slice is None and (failed or not partial.has_shards):
                 partial.discard()
             raise
 

@@ -173,7 +173,9 @@ def written(path: Path, name: str, container: str) -> dict[str, Any]:
     if container == "onnx":
         from qtool.formats.onnx import OnnxSource
 
-        model = OnnxSource(path.resolve())
+        path = path.resolve()
+        with files.locked(path.parent):  # another run may replace the model and its data
+            model = OnnxSource(path)
         nbytes = model.nbytes
         external = next((file.name for file in sorted(model.external_files)), None)
     return {"name": name, "container": container, "bytes": nbytes, "external_data": external}

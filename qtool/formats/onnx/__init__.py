@@ -17,6 +17,7 @@ import onnx
 from numpy.typing import NDArray
 
 from qtool.errors import FormatError
+from qtool.formats import steady
 from qtool.formats.onnx import graph as onnx_graph
 from qtool.formats.onnx import tensor as onnx_tensor
 from qtool.formats.onnx import wire as onnx_wire
@@ -26,6 +27,7 @@ from qtool.formats.onnx.consumers import Consumers, Use
 from qtool.formats.onnx.graph import is_quantized
 from qtool.formats.onnx.listing import DefinedTwiceError, listing
 from qtool.formats.onnx.tensor import Payload
+from qtool.packing import unpack
 from qtool.spec import Reader, TensorInfo, reader_of
 
 # Before this IR version every initializer had to be a graph input too, and was a constant.
@@ -49,6 +51,7 @@ class OnnxSource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        state = steady.state_of(path)
         self.model = onnx_wire.parse(path)
         self.metadata: Mapping[str, str] = {e.key: e.value for e in self.model.metadata_props}
         try:
@@ -67,6 +70,7 @@ class OnnxSource:
             for tensor in onnx_graph.tensors(self.model)
         ]
         self.external_files = {region.path for region in regions if region and not region.is_own}
+        self._states = {region.path: region.state for region in regions if region} | {path: state}
         self.nbytes = sum(file.stat().st_size for file in (path, *self.external_files))
 
     def infos(self) -> Sequence[TensorInfo]:
@@ -89,7 +93,9 @@ class OnnxSource:
 
     def read(self, name: str) -> NDArray[Any]:
         """One tensor: C order, one value per element. Raises FormatError where data is missing."""
-        return onnx_tensor.array(self._tensor(name), self.path, self.thing(name))
+        tensor = self._tensor(name)
+        dtype = onnx_tensor.dtype_of(tensor, self.thing(name))
+        return unpack(self.payload(tensor).array(), dtype, tuple(tensor.dims))
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """The stored bytes of one tensor, in pieces of bounded size."""
@@ -111,7 +117,12 @@ class OnnxSource:
 
     def stored(self, name: str) -> Payload:
         """The stored bytes of one tensor. Raises FormatError where data is missing."""
-        return onnx_tensor.payload(self._tensor(name), self.path, self.thing(name))
+        return self.payload(self._tensor(name))
+
+    def payload(self, tensor: onnx.TensorProto) -> Payload:
+        """The stored bytes of a tensor of the model, or of one like it that names the same data."""
+        thing = self.thing(tensor.name)
+        return onnx_tensor.payload(tensor, self.path, thing, self._states)
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -18,6 +18,8 @@ import onnx
 from numpy.typing import NDArray
 
 from qtool.errors import FormatError
+from qtool.formats import steady
+from qtool.formats.steady import State
 from qtool.spec import Reader
 
 # The location that stands for the model's own file; no model can name it.
@@ -33,38 +35,25 @@ class Region:
     offset: int
     nbytes: int
     is_own: bool
+    state: State
 
     @contextmanager
     def reading(self) -> Iterator[Reader]:
         """A Reader of the bytes, as uint8; the file is open meanwhile.
 
-        Raises FormatError where the file cannot be read, or has shrunk.
+        Raises FormatError where the file cannot be read, or was changed.
         """
         try:
             file = self.path.open("rb", buffering=0)
         except OSError as error:
-            raise self._unreadable(error) from error
+            raise FormatError(str(self.path), f"cannot be read: {error.strerror}") from error
         with file:
 
             def read(start: int, out: NDArray[Any]) -> None:
-                self._read_into(file.fileno(), out.view(np.uint8).data, self.offset + start)
+                view, position = out.view(np.uint8).data, self.offset + start
+                steady.read_into(file.fileno(), view, position, self.path, self.state)
 
             yield read
-
-    def _read_into(self, descriptor: int, view: memoryview, position: int) -> None:
-        while view:
-            try:
-                count = os.preadv(descriptor, [view], position)
-            except OSError as error:
-                raise self._unreadable(error) from error
-            if not count:
-                left = self.offset + self.nbytes - position
-                raise FormatError(str(self.path), f"cut short by {left} bytes")
-            view = view[count:]
-            position += count
-
-    def _unreadable(self, error: OSError) -> FormatError:
-        return FormatError(str(self.path), f"cannot be read: {error.strerror}")
 
 
 def place_at(tensor: onnx.TensorProto, location: str, offset: int, nbytes: int) -> None:
@@ -104,14 +93,15 @@ def region_of(tensor: onnx.TensorProto, model: Path, nbytes: int, thing: str) ->
             f"external data of {numbers['length']} bytes",
             f"type and shape {tuple(tensor.dims)} need {nbytes}",
         )
-    size = path.stat().st_size
+    state = steady.state_of(path)
+    size = state[2]
     if numbers["offset"] + nbytes > size:
         raise FormatError(
             thing,
             f"external data at {numbers['offset']}, {nbytes} bytes long",
             f"{path.name} ends at {size}",
         )
-    return Region(path, numbers["offset"], nbytes, location == OWN)
+    return Region(path, numbers["offset"], nbytes, location == OWN, state)
 
 
 def _inside(location: str, folder: Path, thing: str) -> Path:

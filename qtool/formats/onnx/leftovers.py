@@ -25,7 +25,8 @@ def own_data_files(path: Path) -> set[Path]:
 
 
 def unused_data_files(path: Path, old: Set[Path]) -> Iterator[Path]:
-    """The data files of the model at path that no model beside it names any more.
+    """The data files of the model at path that no model beside it names any more; none
+    where one cannot be read.
 
     old: those that are known to be ours. Others, left behind by a run that was killed between its
     data and its model, bear the hash of their content.
@@ -36,8 +37,11 @@ def unused_data_files(path: Path, old: Set[Path]) -> Iterator[Path]:
     named: set[str] = set()
     for other in path.parent.iterdir():
         if other.suffix.lower() == ".onnx" and other.is_file():
-            with suppress(FormatError):
+            try:
                 named |= _locations(other)
+            except FormatError as error:
+                if isinstance(error.__cause__, OSError):  # it may name any of them
+                    return
     for file in found:
         if file.name not in named and (file in old or _bears_hash(file)):
             yield file

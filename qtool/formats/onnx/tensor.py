@@ -7,9 +7,9 @@ Source: ONNX onnx.proto, TensorProto, and ONNX ExternalData.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from qtool.dtypes import DTYPES, DType
 from qtool.errors import FormatError
 from qtool.formats.onnx.external import OWN, Region, region_of
-from qtool.packing import pack, unpack
+from qtool.formats.steady import State
+from qtool.packing import pack
 from qtool.spec import Reader, Shape, reader_of
 
 _BY_CODE = {dtype.code: dtype for dtype in DTYPES.values() if dtype.code is not None}
@@ -129,19 +130,19 @@ def check(tensor: onnx.TensorProto, model: Path, thing: str) -> Region | None:
     return None
 
 
-def payload(tensor: onnx.TensorProto, model: Path, thing: str) -> Payload:
-    """The stored bytes of a tensor, wherever they are. Raises FormatError as check() does."""
+def payload(
+    tensor: onnx.TensorProto, model: Path, thing: str, states: Mapping[Path, State]
+) -> Payload:
+    """The stored bytes of a tensor, wherever they are. Raises FormatError as check() does.
+
+    states: those that files must be in.
+    """
     region = check(tensor, model, thing)
     if region is not None:
+        region = replace(region, state=states.get(region.path, region.state))
         return Payload(region.nbytes, region.reading)
     dtype = dtype_of(tensor, thing)
     return Payload(dtype.nbytes(math.prod(tensor.dims)), lambda: _inline(tensor, dtype))
-
-
-def array(tensor: onnx.TensorProto, model: Path, thing: str) -> NDArray[Any]:
-    """The values, one per element, in C order. Raises FormatError as check() does."""
-    data = payload(tensor, model, thing).array()
-    return unpack(data, dtype_of(tensor, thing), tuple(tensor.dims))
 
 
 def tensor_proto(name: str, dtype: DType, shape: Shape) -> onnx.TensorProto:

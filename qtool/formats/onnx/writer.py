@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 
 from qtool.errors import OutputError
-from qtool.formats.files import is_being_written, replacing
+from qtool.formats.files import locked, replacing
 from qtool.formats.onnx import OnnxSource
 from qtool.formats.onnx import graph as onnx_graph
 from qtool.formats.onnx import tensor as onnx_tensor
@@ -84,7 +84,6 @@ class ModelWriter:
         for tensor, _ in unloaded:
             _clear(tensor)
         nbytes = sum(map(_nbytes, made.values())) + sum(payload.nbytes for _, payload in unloaded)
-        self._is_new = False  # whether a data file lands where none was
         self._placed: dict[str, onnx.TensorProto] = {}
         self._copied: list[_Values] = []
         if external_data or int(model.ByteSize()) + nbytes > INLINE_LIMIT:
@@ -107,7 +106,6 @@ class ModelWriter:
         self._file: DataFile | MessageFile
         with ExitStack() as stack:
             if self._has_data:
-                # Held from now on, it tells other runs that data may land here.
                 model = stack.enter_context(replacing(self._path))
                 stack.enter_context(self._writing_model(model))
                 landing = replacing(self._data_path, lambda: self._data_path)
@@ -154,24 +152,22 @@ class ModelWriter:
         if kind is not None:
             self._open.__exit__(kind, error, trace)
             return
-        old = own_data_files(self._path)
-        with self._undone(), self._open:
+        with ExitStack() as landing, self._open:
             self._complete()
-        if not is_being_written(self._path):
-            kept = {self._data_path, *self._source.external_files}
-            for stale in unused_data_files(self._path, old):
-                if stale.resolve() not in kept:
-                    stale.unlink(missing_ok=True)
+            landing.enter_context(self._landing())
 
     @contextmanager
-    def _undone(self) -> Iterator[None]:
-        """Remove the data file again where the model fails to land."""
-        try:
-            yield
-        except BaseException:
-            if self._is_new:
-                self._data_path.unlink(missing_ok=True)
-            raise
+    def _landing(self) -> Iterator[None]:
+        """While the data and the model land no other run does that in their folder, so that data
+        which no model names is of no use afterwards; also where the model has failed to land."""
+        with locked(self._path.parent):
+            old = own_data_files(self._path) | {self._data_path}
+            try:
+                yield
+            finally:
+                for stale in unused_data_files(self._path, old):
+                    if stale.resolve() not in self._source.external_files:
+                        stale.unlink(missing_ok=True)
 
     @contextmanager
     def _writing_model(self, temporary: Path) -> Iterator[None]:
@@ -196,7 +192,6 @@ class ModelWriter:
                 raise OutputError(
                     str(self._data_path), "is the source's data", "choose another name"
                 )
-            self._is_new = not self._data_path.exists()
             self._place(name, self._file.offsets)
 
     def _place(self, location: str, offsets: Sequence[int]) -> None:
@@ -228,7 +223,7 @@ def _writing_inline(tensor: onnx.TensorProto) -> Iterator[Writer]:
 def _unloaded(model: onnx.ModelProto, source: OnnxSource) -> list[_Values]:
     """The tensors whose values are in other files, or in the source's and were not loaded."""
     return [
-        (tensor, onnx_tensor.payload(tensor, source.path, source.thing(tensor.name)))
+        (tensor, source.payload(tensor))
         for tensor in onnx_graph.tensors(model)
         if onnx_tensor.is_external(tensor)
     ]
@@ -240,7 +235,7 @@ def _inside(
     """The initializers, nested graphs' included, whose values are in the message."""
     without = {id(tensor) for tensor in made}
     return [
-        (tensor, onnx_tensor.payload(tensor, source.path, source.thing(tensor.name)))
+        (tensor, source.payload(tensor))
         for graph in onnx_graph.graphs(model.graph)
         for tensor in graph.initializer
         if id(tensor) not in without
