@@ -29,7 +29,11 @@ def seeds() -> Iterator[bytes]:
     config = {"model_type": "llama", "torch_dtype": "float32", "tie_word_embeddings": True}
     yield document_of(_SHARDS, {INDEX: index, CONFIG: config})
     yield document_of({SINGLE: _SHARDS["model-00002-of-00002.safetensors"]}, {CONFIG: config})
-    links = {"model-00002-of-00002.safetensors": "blob", "tokenizer.json": "../o", "x": "/etc/hostname"}
+    links = {
+        "model-00002-of-00002.safetensors": "blob",
+        "tokenizer.json": "../o",
+        "x": "/etc/hostname",
+    }
     yield document_of(_SHARDS, {INDEX: index, CONFIG: config, "sub/a.txt": ""}, links)
 
 

@@ -43,7 +43,9 @@ def mutate(data: bytes, rng: Random) -> bytes:
 
 def run(data: bytes, folder: Path) -> None:
     made = document(data)
-    options: dict[str, Any] = {k: v for k, v in mapping(made.get("options")).items() if k in _ALLOWED}
+    options: dict[str, Any] = {
+        k: v for k, v in mapping(made.get("options")).items() if k in _ALLOWED
+    }
     kinds = {"axis": int, "block_size": int, "tile": list, "negative_scale": bool}
     if any(type(v) is not kinds.get(k, str) for k, v in options.items() if v is not None):
         return  # what the command line itself refuses
@@ -59,7 +61,11 @@ def run(data: bytes, folder: Path) -> None:
     source = folder / "w.safetensors"
     source.write_bytes(safetensors_of({"w": ["F32", [16, 32], "0000803f" * 512]}))
     np.save(folder / "w.npy", np.arange(512, dtype=np.int8).reshape(16, 32))
-    bare = {k: v for k, v in options.items() if k in ("scale", "zero_point", "axis", "block_size", "tile")}
+    bare = {
+        k: v
+        for k, v in options.items()
+        if k in ("scale", "zero_point", "axis", "block_size", "tile")
+    }
     with suppress(QtoolError):
         dequantize_file(folder / "w.npy", folder / "d.npy", jobs=1, **bare)
     quantize_file(source, folder / "q.safetensors", jobs=1, nonfinite="allow", **options)

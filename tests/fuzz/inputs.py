@@ -45,7 +45,20 @@ def run(data: bytes, folder: Path) -> None:
     path.write_bytes(safetensors_of(made.get("tensors")))
     source.write_bytes(safetensors_of({"w": ["F32", [4, 8], "0000803f" * 31]}))
     with suppress(QtoolError):
-        quantize_file(source, folder / "b.safetensors", dtype="int4", block_size=4, jobs=1,
-                      nonfinite="allow", **{option: [f"{before}{path}"]})  # type: ignore[arg-type]
-    quantize_file(source, folder / "a.safetensors", dtype="int8", jobs=1, nonfinite="allow",
-                  **{option: [f"{before}w={path}"]})  # type: ignore[arg-type]
+        quantize_file(
+            source,
+            folder / "b.safetensors",
+            dtype="int4",
+            block_size=4,
+            jobs=1,
+            nonfinite="allow",
+            **{option: [f"{before}{path}"]},
+        )  # type: ignore[arg-type]
+    quantize_file(
+        source,
+        folder / "a.safetensors",
+        dtype="int8",
+        jobs=1,
+        nonfinite="allow",
+        **{option: [f"{before}w={path}"]},
+    )  # type: ignore[arg-type]
