@@ -13,6 +13,6 @@ def raised(made: ModelProto, opset: int) -> ModelProto:
     """A copy at that opset, checked in full."""
     copy = ModelProto()
     copy.CopyFrom(made)
-    raise_opset(copy, opset, Names(copy), "model.onnx")
+    raise_opset(copy, opset, Names.of(copy), "model.onnx")
     onnx.checker.check_model(copy, full_check=True)
     return copy

@@ -220,7 +220,7 @@ def test_an_operator_without_an_equivalent_is_refused_by_name(
     made = helper.make_model(helper.make_graph([node], "g", [], []), opset_imports=imports)
     place = rf"opset 21 is needed, but '{operator}' \(node 'the node', opset {opset}\)"
     with pytest.raises(FormatError, match=f"^model.onnx: {place} cannot be converted: .*{reason}"):
-        raise_opset(made, 21, Names(made), "model.onnx")
+        raise_opset(made, 21, Names.of(made), "model.onnx")
 
 
 SCALES = {
@@ -236,7 +236,7 @@ def test_a_resize_whose_nearest_pixels_are_not_told_by_one_rule_is_refused(scale
     made = model([node], inputs={"x": X.shape}, opset=10, ir_version=5)
     (made.graph.initializer if scales == "mixed" else made.graph.input).append(value)
     with pytest.raises(FormatError, match=rf"'Resize' \(node 'zoom', opset 10\).*{reason}"):
-        raise_opset(made, 13, Names(made), "model.onnx")
+        raise_opset(made, 13, Names.of(made), "model.onnx")
 
 
 @pytest.mark.parametrize("opset", [10, 13, 21])
@@ -247,7 +247,7 @@ def test_an_upsample_by_computed_scales_is_converted(opset: int) -> None:
     feeds = {"x": X, "s": np.array([1, 1, 2.3, 1.5], np.float32)}
     new = ModelProto()
     new.CopyFrom(made)
-    raise_opset(new, opset, Names(new), "model.onnx")
+    raise_opset(new, opset, Names.of(new), "model.onnx")
     assert run(new, feeds)[0].tobytes() == run(made, feeds)[0].tobytes()
 
 
@@ -308,14 +308,14 @@ READ = {
 def test_a_mask_that_is_read_is_refused(case: str) -> None:
     made, reason = READ[case]
     with pytest.raises(FormatError, match=f"'Dropout'.*{reason}"):
-        raise_opset(made, 21, Names(made), "model.onnx")
+        raise_opset(made, 21, Names.of(made), "model.onnx")
 
 
 def test_training_outputs_of_a_batch_normalization_are_refused() -> None:
     node = helper.make_node("BatchNormalization", list("xsbmv"), ["y", "rm", "rv", "sm", "sv"])
     made = model([node], opset=9)
     with pytest.raises(FormatError, match="training outputs"):
-        raise_opset(made, 21, Names(made), "model.onnx")
+        raise_opset(made, 21, Names.of(made), "model.onnx")
 
 
 # ------------------------------------------- the model around it

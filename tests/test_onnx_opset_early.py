@@ -109,14 +109,14 @@ def test_an_early_operator_computes_what_its_text_says(
     opset: int,
 ) -> None:
     made = early(operator, first, attributes, inputs)
-    raise_opset(made, opset, Names(made), "model.onnx")
+    raise_opset(made, opset, Names.of(made), "model.onnx")
     onnx.checker.check_model(made, full_check=True)
     np.testing.assert_allclose(run(made, {"x": X})[0], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_type_that_an_early_cast_names_becomes_a_number() -> None:
     made = early("Cast", 5, {"to": "INT64"}, result=TensorProto.INT64)
-    raise_opset(made, 13, Names(made), "model.onnx")
+    raise_opset(made, 13, Names.of(made), "model.onnx")
     onnx.checker.check_model(made, full_check=True)
     assert run(made, {"x": X})[0].tobytes() == X.astype(np.int64).tobytes()
 
@@ -126,7 +126,7 @@ def test_an_early_gemm_broadcasts_its_addend() -> None:
     made = early("Gemm", 6, {"broadcast": 1}, (weight, bias))
     made.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 5]))
     made.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 4]))
-    raise_opset(made, 13, Names(made), "model.onnx")
+    raise_opset(made, 13, Names.of(made), "model.onnx")
     onnx.checker.check_model(made, full_check=True)
     np.testing.assert_allclose(run(made, {"x": rows})[0], rows @ weight + bias, rtol=1e-5)
 
@@ -168,17 +168,17 @@ def test_an_early_operator_without_an_equivalent_is_refused_by_name(
     made = early(operator, opset, attributes, (ONES,) * inputs)
     place = rf"'{operator}' \(node 'old', opset {opset}\)"
     with pytest.raises(FormatError, match=f"{place} cannot be converted: .*{reason}"):
-        raise_opset(made, 13, Names(made), "model.onnx")
+        raise_opset(made, 13, Names.of(made), "model.onnx")
 
 
 def test_a_slope_whose_meaning_depends_on_an_unknown_rank_is_refused() -> None:
     made = early("PRelu", 6, {}, (CHANNELS,))
     made.graph.input[0].type.tensor_type.ClearField("shape")
     with pytest.raises(FormatError, match=r"'PRelu'.*rank of its input 'x' is not known"):
-        raise_opset(made, 13, Names(made), "model.onnx")
+        raise_opset(made, 13, Names.of(made), "model.onnx")
 
 
 def test_a_slope_of_more_axes_is_refused() -> None:
     made = early("PRelu", 6, {}, (PLANES,))
     with pytest.raises(FormatError, match=r"'PRelu'.*its slope has more than one axis"):
-        raise_opset(made, 13, Names(made), "model.onnx")
+        raise_opset(made, 13, Names.of(made), "model.onnx")

@@ -97,7 +97,7 @@ def test_a_clip_in_a_function_is_refused_as_its_type_is_that_of_each_call() -> N
     )
     reason = r"'Clip' \(node 'clip', opset 10\).*type of its input 'x' is not known"
     with pytest.raises(FormatError, match=reason):
-        raise_opset(made, 21, Names(made), "model.onnx")
+        raise_opset(made, 21, Names.of(made), "model.onnx")
 
 
 def test_a_branch_does_not_take_the_ranks_of_the_other() -> None:
@@ -128,7 +128,7 @@ def test_a_branch_does_not_take_the_ranks_of_the_other() -> None:
     made = helper.make_model(graph, opset_imports=imports, ir_version=8)
     new = ModelProto()
     new.CopyFrom(made)
-    raise_opset(new, 21, Names(new), "model.onnx")
+    raise_opset(new, 21, Names.of(new), "model.onnx")
     branches = {a.name: [n.op_type for n in a.g.node] for a in new.graph.node[0].attribute}
     assert branches == {
         "then_branch": ["Identity", "Softmax"],  # of rank 2, as the graph around it says
@@ -150,7 +150,7 @@ def test_a_training_graph_sees_its_own_tensors_before_those_of_the_model(
         algorithm.node.append(helper.make_node("Identity", ["deep"], ["t"]))
     algorithm.node.append(helper.make_node("Softmax", ["t"], ["s"], axis=1))
     made.graph.value_info.append(helper.make_tensor_value_info("t", TensorProto.FLOAT, [2, 3]))
-    raise_opset(made, 21, Names(made), "model.onnx")
+    raise_opset(made, 21, Names.of(made), "model.onnx")
     nodes = [node.op_type for node in made.training_info[0].algorithm.node]
     assert len(nodes) - nodes.count("Identity") == count
 
@@ -193,7 +193,7 @@ def test_an_attribute_that_the_callers_of_a_function_set_is_refused_where_it_wou
     made = calling(operator, opset, name, kind, inputs)
     reason = f"each call of the function around it sets its attribute {name}"
     with pytest.raises(FormatError, match=rf"'{operator}' \(node 'inner', .*{reason}"):
-        raise_opset(made, 21, Names(made), "model.onnx")
+        raise_opset(made, 21, Names.of(made), "model.onnx")
 
 
 def test_an_attribute_that_the_callers_of_a_function_set_stays_where_nothing_changed() -> None:

@@ -75,7 +75,7 @@ class OnnxDequantized:
     def __init__(self, source: OnnxSource, dtype: DType) -> None:
         self._source = source
         self._dtype = dtype
-        self._names = Names(source.model)
+        self._names = Names.of(source.model)
         self._model = editing.copied(source.model, KEY, None)
         if dtype.name == "bfloat16":
             raise_opset(self._model, _CAST_BFLOAT16, self._names, str(source.path))

@@ -101,7 +101,7 @@ class OnnxDynamic(Wrapper[ModelWriter]):
     ) -> None:
         self._source = source
         self._weights = weights
-        self._names = Names(source.model)
+        self._names = Names.of(source.model)
         text = None if provenance is None else provenance.to_text()
         self._model = editing.copied(source.model, KEY, text)
         if weights:
@@ -179,11 +179,12 @@ class OnnxDynamic(Wrapper[ModelWriter]):
     def _replace_nodes(self, body: Body, reading: Sequence[tuple[NodeProto, str]]) -> None:
         """Put integer products in the place of the nodes of a body that read the weights."""
         maker, nodes = IntegerNodes(self._names), body.proto.node
-        for node, label in reading:
-            index = next(i for i, other in enumerate(nodes) if other is node)
-            del nodes[index]
-            for new in reversed(maker.replacing(node, self._parts[label])):
-                nodes.insert(index, new)
+        made = {id(node): maker.replacing(node, self._parts[label]) for node, label in reading}
+        for index in reversed(range(len(nodes))):
+            if (found := made.get(id(nodes[index]))) is not None:
+                del nodes[index]
+                for new in reversed(found):
+                    nodes.insert(index, new)
 
 
 def _reading(body: Body, labels: Mapping[Place, str]) -> list[tuple[NodeProto, str]]:

@@ -51,7 +51,7 @@ class OnnxQdq(Wrapper[ModelWriter]):
         provenance: Provenance | None = None,
     ) -> None:
         self._source = source
-        self._names = Names(source.model)
+        self._names = Names.of(source.model)
         text = None if provenance is None else provenance.to_text()
         self._model = editing.copied(source.model, KEY, text)
         for name, weight in weights.items():

@@ -32,6 +32,8 @@ from qtool.spec import Reader, TensorInfo, reader_of
 
 # Before this IR version every initializer had to be a graph input too, and was a constant.
 _OVERRIDABLE = 4
+# The standard's operators whose attributes are graphs.
+_NESTING = ("FlexAttention", "If", "Loop", "Scan", "SequenceMap")
 
 
 class OnnxSource:
@@ -61,6 +63,7 @@ class OnnxSource:
             raise FormatError(self.thing(str(error)), rule, "names must be unique") from error
         self.bodies, self.tensors, self.places = found.bodies, found.tensors, found.places
         self.hidden = found.hidden
+        self._check_nesting()
         inputs = {Place(body.number, name) for body in self.bodies for name in body.inputs}
         if self.model.ir_version < _OVERRIDABLE:
             inputs = {place for place in inputs if place.body}
@@ -130,6 +133,14 @@ class OnnxSource:
     def thing(self, name: str) -> str:
         """How messages name a tensor."""
         return f"{self.path}, tensor {name!r}"
+
+    def _check_nesting(self) -> None:
+        """Refuse graphs in nodes that have none: what takes such a node's place would lose them."""
+        for node in (body.node for body in self.bodies if body.node is not None):
+            is_standard = node.domain in onnx_graph.STANDARD and node.op_type not in _NESTING
+            if is_standard or is_quantized(node):
+                rule = f"{node.op_type} has no graph in it"
+                raise FormatError(f"{self.path}, node {node.name!r}", rule, "the model is damaged")
 
     def _tensor(self, name: str) -> onnx.TensorProto:
         return self.tensors[name] if name in self.tensors else self.hidden[name][0]

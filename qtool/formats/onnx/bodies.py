@@ -116,10 +116,10 @@ def _collect(
 
 def _told_apart(labels: Sequence[str]) -> list[str]:
     """The labels, numbered where several are alike."""
-    numbers: Counter[str] = Counter()
+    counts, numbers = Counter(labels), Counter[str]()
     found = []
     for label in labels:
-        found.append(f"{label}#{numbers[label]}" if labels.count(label) > 1 else label)
+        found.append(f"{label}#{numbers[label]}" if counts[label] > 1 else label)
         numbers[label] += 1
     return found
 
@@ -136,7 +136,7 @@ class Labels:
     def __init__(self, found: Sequence[Body]) -> None:
         self._bodies = found
         self._counts = Counter(name for body in found for name in body.defined)
-        self._taken = set(found[0].defined)
+        self._names = onnx_graph.Names(found[0].defined)
         self._given: dict[Place, str] = {}
 
     def of(self, place: Place) -> str:
@@ -151,9 +151,7 @@ class Labels:
 
     def fresh(self, wanted: str) -> str:
         """wanted, or with a number where that is taken; it is taken from now on."""
-        name = onnx_graph.free_name(wanted, self._taken)
-        self._taken.add(name)
-        return name
+        return self._names.fresh(wanted)
 
 
 def _names(values: Iterable[object]) -> list[str]:

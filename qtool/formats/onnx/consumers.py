@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ class Consumers:
         votes = [self._vote(use, shape, depth, known) for use in self.of(place)]
         votes += [self._elect(p, shape, depth - 1, known) for p in self._given.get(place, [])]
         valid = [axes for axes in votes if axes is not None]
-        known[place, shape] = max(valid, key=valid.count) if valid else None
+        known[place, shape] = Counter(valid).most_common(1)[0][0] if valid else None
         return known[place, shape]
 
     def _vote(self, use: Use, shape: Shape, depth: int, known: _Known) -> Axes | None:

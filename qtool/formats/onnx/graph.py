@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
-from itertools import chain, count
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import onnx
 from onnx import (
@@ -216,24 +217,24 @@ def integers(node: NodeProto, name: str) -> list[int] | None:
     return next((list(found.ints) for found in node.attribute if found.name == name), None)
 
 
-def free_name(wanted: str, taken: Container[str]) -> str:
-    """wanted, or wanted_1, wanted_2, ...: the first that is not taken."""
-    name = wanted
-    numbers = count(1)
-    while name in taken:
-        name = f"{wanted}_{next(numbers)}"
-    return name
-
-
 class Names:
-    """The names in use anywhere in a model; fresh() never returns one of them."""
+    """Names in use; fresh() never returns one of them."""
 
-    def __init__(self, model: ModelProto) -> None:
-        self._used = set(names_of(model))
+    def __init__(self, used: Iterable[str]) -> None:
+        self._used = set(used)
+        self._numbers: Counter[str] = Counter()
+
+    @classmethod
+    def of(cls, model: ModelProto) -> Names:
+        """Those in use anywhere in a model."""
+        return cls(names_of(model))
 
     def fresh(self, wanted: str) -> str:
-        """free_name() of it, which is taken from now on."""
-        name = free_name(wanted, self._used)
+        """wanted, or wanted_1, wanted_2, ...: the first that is free, which is in use from now."""
+        name = wanted
+        while name in self._used:
+            self._numbers[wanted] += 1
+            name = f"{wanted}_{self._numbers[wanted]}"
         self._used.add(name)
         return name
 

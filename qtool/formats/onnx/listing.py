@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -37,9 +38,9 @@ def listing(model: ModelProto) -> Listing:
     places: dict[str, Place] = {}
     tensors: dict[str, TensorProto] = {}
     for body in found:
-        names = [name for name, _ in onnx_graph.stored(body.proto) if name]
-        if len(names) != len(body.stored):
-            raise DefinedTwiceError(next(name for name in names if names.count(name) > 1))
+        names = Counter(name for name, _ in onnx_graph.stored(body.proto) if name)
+        if names.total() != len(names):
+            raise DefinedTwiceError(names.most_common(1)[0][0])
         for name, tensor in body.stored.items():
             place = Place(body.number, name)
             label = labels.of(place)

@@ -19,7 +19,7 @@ def with_outputs(source: OnnxSource, tensors: Iterable[str]) -> tuple[bytes, dic
 
     Its external data stays where it is.
     """
-    names, graph = Names(source.model), GraphProto()
+    names, graph = Names.of(source.model), GraphProto()
     given = {tensor: names.fresh(f"{tensor}_captured") for tensor in dict.fromkeys(tensors)}
     for tensor, output in given.items():
         graph.node.append(helper.make_node("Cast", [tensor], [output], to=TensorProto.FLOAT))

@@ -26,8 +26,9 @@ from qtool.errors import FormatError
 from qtool.formats.onnx import graph as onnx_graph
 from qtool.formats.onnx.external import OWN, place_at
 
-# protobuf refuses larger messages.
+# protobuf refuses larger messages, and deeper ones.
 _MAX_MODEL = 2**31 - 1
+_DEEPEST = 100
 # Shorter raw_data is not worth a place of its own.
 _LARGE = 1 << 16
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -160,8 +161,10 @@ def _tensor_with_gap(file: BinaryIO, end: int) -> list[bytes | Gap]:
     return [*before, _encoded(_RAW_DATA << 3 | _BYTES) + _encoded(gap.nbytes), gap, *after]
 
 
-def _rewritten(file: BinaryIO, end: int, message: type[Message]) -> bytes:
+def _rewritten(file: BinaryIO, end: int, message: type[Message], depth: int = 1) -> bytes:
     """Such a message up to end, the large tensors in it rewritten."""
+    if depth > _DEEPEST:
+        raise ValueError("nested too deeply")
     written = bytearray()
     seen: set[int] = set()
     for field in _fields(file, end):
@@ -174,7 +177,9 @@ def _rewritten(file: BinaryIO, end: int, message: type[Message]) -> bytes:
             continue
         file.seek(field.start)
         is_tensor = inner is TensorProto
-        content = _tensor(file, field.end) if is_tensor else _rewritten(file, field.end, inner)
+        content = (
+            _tensor(file, field.end) if is_tensor else _rewritten(file, field.end, inner, depth + 1)
+        )
         written += _encoded(field.number << 3 | _BYTES) + _encoded(len(content)) + content
     return bytes(written)
 

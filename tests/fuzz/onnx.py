@@ -1,0 +1,90 @@
+"""An ONNX model: its message, and what its graphs, functions and nodes make of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from io import BytesIO
+from pathlib import Path
+from random import Random
+from typing import cast
+
+import numpy as np
+import onnx_constructs as constructs
+from onnx import ModelProto, helper, numpy_helper
+from onnx_models import initializer, model
+
+from fuzz.files import inspected, read_whole
+from fuzz.mutate import of_bytes, of_message
+from qtool import formats
+from qtool.errors import QtoolError
+from qtool.formats.onnx import OnnxSource, wire
+from qtool.jobs.dequantize import dequantize_file
+from qtool.jobs.dynamic import dynamic_file
+from qtool.jobs.quantize import quantize_file
+
+JUSTIFIED = 400
+_MADE = (
+    "same_name_in_both_branches", "constants_in_branches", "branches_give_weights", "loop", "scan",
+    "shared", "function", "laid_out_anew", "operators", "recurrent", "einsum",
+)  # fmt: skip
+
+
+def seeds() -> Iterator[bytes]:
+    for name in _MADE:
+        yield getattr(constructs, name)().made.SerializeToString()
+    yield _quantized("DequantizeLinear", ["w", "scale", "zero"], axis=0).SerializeToString()
+    yield _quantized("DequantizeLinear", ["w", "scales"], axis=1, block_size=4).SerializeToString()
+    nbits = {"K": 32, "N": 8, "bits": 4, "block_size": 16, "domain": "com.microsoft"}
+    made = _quantized("MatMulNBits", ["x", "packed", "two"], **nbits)
+    yield made.SerializeToString()
+
+
+def _quantized(operator: str, inputs: list[str], **attributes: object) -> ModelProto:
+    codes = np.arange(64, dtype=np.int8).reshape(8, 8)
+    stored = [
+        initializer("w", codes, np.int8), initializer("scale", np.ones(8)),
+        initializer("zero", np.zeros(8), np.int8), initializer("scales", np.ones((8, 2))),
+        initializer("packed", np.ones((8, 2, 8)), np.uint8), initializer("two", np.ones(16)),
+    ]  # fmt: skip
+    nodes = [helper.make_node(operator, inputs, ["d"], **attributes)]
+    nodes.append(helper.make_node("MatMul", ["x", "d"], ["y"]))
+    imports = [helper.make_opsetid("com.microsoft", 1)]
+    return model(nodes, stored, inputs={"x": (2, 8)}, imports=imports)
+
+
+def mutate(data: bytes, rng: Random) -> bytes:
+    return of_bytes(data, rng) if rng.random() < 0.1 else of_message(ModelProto, data, rng)
+
+
+def run(data: bytes, folder: Path) -> None:
+    path = folder / "a.onnx"
+    path.write_bytes(data)
+    _check_wire(data)
+    read = read_whole(path)
+    with closing(cast(OnnxSource, formats.open(path))) as source:
+        for name, tensor in source.tensors.items():
+            if name in read and tensor.data_location == 0:
+                expected = numpy_helper.to_array(tensor)
+                assert read[name].tobytes() == expected.astype(read[name].dtype).tobytes()
+    with suppress(QtoolError):
+        inspected(path)
+    for number, layout in enumerate(("qdq", "matmul-nbits")):
+        with suppress(QtoolError):
+            quantize_file(
+                path, folder / f"q{number}.onnx", dtype="int4", block_size=16, layout=layout,
+                requantize=True, nonfinite="allow", allow_empty=True, jobs=1,
+            )  # fmt: skip
+    with suppress(QtoolError):
+        dynamic_file(path, folder / "dynamic.onnx", graph=True)
+    for number, source_path in enumerate((path, folder / "q0.onnx", folder / "q1.onnx")):
+        with suppress(QtoolError):
+            if source_path.exists():
+                dequantize_file(source_path, folder / f"d{number}.onnx", jobs=1)
+
+
+def _check_wire(data: bytes) -> None:
+    """What is left out of a message and put back makes the same message."""
+    with suppress(ValueError):
+        parts = wire.pieces(wire._skeleton(BytesIO(data), len(data)))
+        assert wire.nbytes(parts) >= 0
