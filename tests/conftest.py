@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import settings
+
+# readline, which pytest imports, sets it; tests that want a width say so.
+os.environ.pop("COLUMNS", None)
 
 # The same examples every time; nothing is stored.
 settings.register_profile("qtool", deadline=None, derandomize=True, database=None, print_blob=True)
