@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -143,7 +144,8 @@ def test_every_tensor_with_nan_and_inf_is_named() -> None:
     assert found == [("a.weight", "holds 1 NaN"), ("b.weight", "holds 1 NaN and 2 Inf")]
     allowed = run("--dtype", "int8", *NO_TINY, "--nonfinite", "allow")
     assert failures(allowed) == found
-    assert run("--dtype", "int8", *NO_TINY, "--include", "ragged*").code == 0
+    kept = failures(run("--dtype", "int8", *NO_TINY, "--include", "ragged*"))
+    assert kept == [("a.weight", "holds NaN"), ("b.weight", "holds NaN")]
 
 
 @pytest.mark.parametrize("dtype", ["float8e4m3fn", "float8e5m2", "float8e4m3fnuz"])
@@ -289,3 +291,26 @@ def test_shards_are_kept_where_the_run_may_be_resumed() -> None:
 def test_slices_are_strict() -> None:
     run = folder(fails=True)
     assert run("--shards", "1/2").code == 3
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])
+def test_nan_in_what_is_left_alone(dtype: type) -> None:
+    bias = weight(32).astype(dtype)
+    bias[[3, 5]] = np.inf, -np.inf  # as in masks
+    save_file(TENSORS | {"b.bias": bias}, "m.safetensors")
+    assert run("--dtype", "int8", *NO_TINY).code == 0
+    ok("verify", "m.safetensors", "q.safetensors")
+    Path("q.safetensors").write_bytes(OLD)
+    bias[31] = np.nan
+    save_file(TENSORS | {"b.bias": bias}, "m.safetensors")
+    assert failures(run("--dtype", "int8", *NO_TINY)) == [("b.bias", "holds NaN")]
+    ok("quantize", "m.safetensors", "-o", "q.safetensors", "--force", "--dtype", "int8")
+    done = qtool("verify", "m.safetensors", "q.safetensors", "-q")
+    assert (done.code, done.err) == (3, "qtool: b.bias: holds NaN\n")
+
+
+def test_nan_in_what_a_folder_leaves_alone() -> None:
+    save(Path("folder"), [{"a.weight": weight(32, 64)}, {"n": np.full(4, np.nan, np.float32)}])
+    done = qtool("quantize", "folder", "-o", "out", "--dtype", "int8", "--strict", "-q")
+    assert (done.code, done.err) == (3, "qtool: n: holds NaN (--strict)\n")
+    assert not Path("out").exists()

@@ -65,7 +65,7 @@ def finish_folder(
             report_path = folder.report_path(report, partial)
             streams.check_report(report_path, [source.path, partial.dst], force=force)
             records = _records(run, source, partial, jobs or engine.default_jobs())
-            result = bound(report_of, started=started, terms=terms, mixture=None)
+            result = bound(report_of, started=started, judged=terms.judged)
             return folder.conclude(run, source, partial, records, result, report_path, sums)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial as bound
@@ -33,7 +33,7 @@ from qtool.jobs.quantize_shard import QuantizeShard
 from qtool.jobs.recipes import Keeping
 from qtool.jobs.settings import settings as choices
 from qtool.jobs.shards import Record
-from qtool.jobs.terms import Terms
+from qtool.jobs.unmet import kept_with_nan
 from qtool.layouts import Layout
 from qtool.layouts.dequantized import DequantizedSource
 from qtool.layouts.provenance import Provenance
@@ -73,7 +73,9 @@ def quantize_folder(command: Command) -> Report:
             _warnings(command, source, mixture, readable),
             _documents(mixture.plan, spelled, readable), command.hashes,
         )  # fmt: skip
-        result = bound(report_of, started=started, terms=command.terms, mixture=mixture)
+        with_nan = kept_with_nan(readable, mixture.plan) if command.terms.strict else []
+        judged = bound(command.terms.judged, mixture=mixture, with_nan=with_nan)
+        result = bound(report_of, started=started, judged=judged)
         with folder.building(partial, run, division):
             records = folder.build(run, works, partial, division, command.jobs, command.progress)
             if division.slice is not None:
@@ -183,11 +185,10 @@ def report_of(
     records: Sequence[Record],
     *,
     started: float,
-    terms: Terms,
-    mixture: Mixture | None,
+    judged: Callable[[Report], Report],
 ) -> Report:
-    """The Report on these shards, judged. started: when the command began, by
-    time.perf_counter()."""
+    """The Report on these shards. started: when the command began, by time.perf_counter().
+    judged: says of it what terms say."""
     found = [tensor for record in records for tensor in record.findings["tensors"]]
     skipped = [(n, reason) for record in records for n, reason in record.findings["skipped"]]
     tensors = [
@@ -206,7 +207,7 @@ def report_of(
         run.warnings + screening.nonfinite_warnings(stats for _, stats in tensors),
         time.perf_counter() - started,
     )
-    return terms.judged(made, mixture)
+    return judged(made)
 
 
 def check_config(source: CheckpointSource) -> None:

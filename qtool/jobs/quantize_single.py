@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 from functools import partial as bound
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from qtool.jobs.mixing import Mixture, mixed
 from qtool.jobs.recipes import Keeping
 from qtool.jobs.settings import settings
 from qtool.jobs.tensors import Job
+from qtool.jobs.unmet import kept_with_nan
 from qtool.layouts import native
 from qtool.layouts.provenance import Provenance
 from qtool.report import Report
@@ -124,7 +126,13 @@ class _Work:
             warnings=self._warnings()
             + screening.nonfinite_warnings(stats for _, stats in self.job.records),
         )
-        return self.command.terms.judged(made, self.mixture)
+        return self.command.terms.judged(made, self.mixture, self._with_nan)
+
+    @cached_property
+    def _with_nan(self) -> list[str]:
+        if not self.command.terms.strict:
+            return []
+        return kept_with_nan(self.readable, self.mixture.plan)
 
     def planned(self, *, external_data: bool) -> Report:
         """The report on what would be written."""

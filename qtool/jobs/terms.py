@@ -67,10 +67,13 @@ class Terms:
                 rule = f"a dry run measures no {figure}"
                 raise UsageError(f"--fail-if {gate.text!r}", rule, "leave --dry-run out")
 
-    def judged(self, report: Report, mixture: Mixture | None = None) -> Report:
+    def judged(
+        self, report: Report, mixture: Mixture | None = None, with_nan: Sequence[str] = ()
+    ) -> Report:
         """The report with what is to be said of it under "gates" and "strict".
 
         mixture: what was asked for; None: nothing is known of it, and strict is not to be judged.
+        with_nan: see unmet.
         """
         entries: list[dict[str, Any]] = []
         if self.gates:
@@ -81,7 +84,7 @@ class Terms:
         if self.strict and mixture is not None:
             failed = [
                 {"tensor": name, "reason": reason}
-                for name, reason in unmet(mixture.recipe, mixture.plan, report["tensors"])
+                for name, reason in unmet(mixture.recipe, mixture.plan, report["tensors"], with_nan)
             ]
             strict = {"passed": not failed, "failed": failed}
         return report | {"gates": entries, "strict": strict}

@@ -6,15 +6,24 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from qtool.formats import Source
 from qtool.jobs import screening
 from qtool.plan import Planned
-from qtool.recipe import Recipe
+from qtool.recipe import SOURCE_FLOATS, Recipe
+from qtool.spec import TensorInfo
+
+_PIECE = 1 << 20  # elements
 
 Unmet = tuple[str | None, str]
 
 
 def unmet(
-    recipe: Recipe, plan: Sequence[Planned], records: Sequence[Mapping[str, Any]]
+    recipe: Recipe,
+    plan: Sequence[Planned],
+    records: Sequence[Mapping[str, Any]],
+    with_nan: Sequence[str],
 ) -> list[Unmet]:
     """Tensors, or None for the whole, and reasons.
 
@@ -23,7 +32,8 @@ def unmet(
     rule is its very name; and where such a pattern matches it and it is a weight, a float tensor
     of rank 2 and more. What --exclude, skip or a narrower --include keep out does not count.
 
-    records: what a report says of the quantized ones; NaN and Inf in them count too.
+    records: what a report says of the quantized ones; NaN and Inf in them count too. with_nan: the
+    others that hold NaN; Inf in them may be meant, as in masks.
     """
     found: list[Unmet] = [
         (p.info.name, p.reason)
@@ -32,11 +42,31 @@ def unmet(
     ]
     found += [(None, text) for text in screening.idle(recipe, plan)]
     found += _nonfinite(records)
+    found += [(name, "holds NaN") for name in with_nan]
     if not any(p.spec is not None for p in plan):
         reasons = Counter(p.reason for p in plan).most_common()
         text = ", ".join(f"{reason} ({count})" for reason, count in reasons)
         found.append((None, f"nothing is quantized: {text or 'no tensors'}"))
     return found
+
+
+def kept_with_nan(source: Source, plan: Sequence[Planned]) -> list[str]:
+    """The names of the float tensors that are left alone and hold NaN."""
+    return [
+        p.info.name
+        for p in plan
+        if p.spec is None and p.info.dtype in SOURCE_FLOATS and _holds_nan(source, p.info)
+    ]
+
+
+def _holds_nan(source: Source, info: TensorInfo) -> bool:
+    with source.reading(info.name) as read:
+        for start in range(0, info.size, _PIECE):
+            piece = np.empty(min(_PIECE, info.size - start), info.dtype.numpy)
+            read(start, piece)
+            if np.isnan(piece).any():
+                return True
+    return False
 
 
 def _nonfinite(records: Sequence[Mapping[str, Any]]) -> Iterator[Unmet]:

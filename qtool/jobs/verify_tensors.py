@@ -152,8 +152,9 @@ class Comparison:
         return True
 
     def _difference(self, info: TensorInfo, name: str) -> str | None:
-        """How the bytes of a tensor differ that should be the same; None: not at all."""
-        count, first = 0, -1
+        """How the bytes of a tensor differ that should be the same, or that it holds NaN; None:
+        neither."""
+        count, first, has_nan = 0, -1, False
         with (
             self._original.reading(info.name) as read,
             self._quantized.reading(name) as read_other,
@@ -167,8 +168,9 @@ class Comparison:
                     first = start + int(differ[0])
                     values = [x[differ[0]] for x in pair]
                 count += differ.size
+                has_nan |= info.dtype in SOURCE_FLOATS and bool(np.isnan(pair[1]).any())
         if not count:
-            return None
+            return "holds NaN" if has_nan else None
         at = unravel(first, info.shape)
         was = f"{values[0]}, it is {values[1]}"
         return f"{count} of {info.size} values changed though it is not quantized: {at} was {was}"
