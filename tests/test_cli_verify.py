@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from command import ok, process, qtool, refused, strict
 from safetensors.numpy import save_file
@@ -219,3 +220,21 @@ def test_a_copy_that_is_not_quantized_fails(tmp_path: Path) -> None:
 def test_files_the_other_way_round(quantized: Path) -> None:
     line = refused("verify", quantized, DIGITS)
     assert line == f"{quantized}: is quantized, {DIGITS} is not; give the original first"
+
+
+def test_what_callers_of_a_model_see(tmp_path: Path) -> None:
+    original, quantized = EXAMPLES / "digits.onnx", tmp_path / "q.onnx"
+    ok("quantize", original, "-o", quantized, "--dtype", "int8", "-q")
+    ok("verify", original, quantized, "--alone")
+    model = onnx.load(quantized)
+    [image], [logits] = model.graph.input, model.graph.output
+    image.type.tensor_type.shape.dim[1].dim_value = 65
+    logits.name = "scores"
+    onnx.save(model, quantized)
+    done = qtool("verify", original, quantized, "--alone", "-q")
+    assert done.code == 3
+    assert done.err.splitlines() == [
+        f"qtool: {quantized}: input {image.name} has another type or shape",
+        f"qtool: {quantized}: output logits is missing",
+        f"qtool: {quantized}: output scores is none of ORIGINAL",
+    ]

@@ -12,8 +12,8 @@ from random import Random
 from fuzz.files import document, inspected, mapping, safetensors_of
 from fuzz.mutate import of_json
 from qtool.errors import QtoolError
-from qtool.formats.checkpoint import CONFIG, INDEX, SINGLE, CheckpointSource
 from qtool.formats.carried import others
+from qtool.formats.checkpoint import CONFIG, INDEX, SINGLE, CheckpointSource
 from qtool.jobs.quantize import quantize_file
 
 JUSTIFIED = 200
