@@ -7,7 +7,6 @@
 # FOLDER  gets the release as FOLDER/1, the next one as FOLDER/2; FOLDER/latest links to the last.
 # RECIPE  says how to quantize; default: recipe.toml beside this script.
 #
-# It takes qtool with the extra `report`: pip install 'qtool[report]'.
 #
 # A release holds the quantized model, under the name of MODEL, and report.json, .md and .html. It
 # appears whole or not at all: when a check fails, FOLDER/latest stays what it was, and

@@ -293,7 +293,7 @@ def test_without_the_extra_there_are_still_text_and_table(library: str, report: 
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     done = run("html")
-    line = f"qtool: .html: needs {library}; install it: pip install 'qtool[report]'\n"
+    line = f"qtool: .html: needs {library}; install it: pip install {library}\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", line)
     assert run("md").returncode == run("csv").returncode == 0
 

@@ -32,7 +32,7 @@ def drawer(kind: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], bytes]
             importlib.import_module(library)
         except ImportError as error:
             raise QtoolError(
-                f".{kind}", f"needs {library}", "install it: pip install 'qtool[report]'"
+                f".{kind}", f"needs {library}", f"install it: pip install {library}"
             ) from error
     document: Callable[[Mapping[str, Any], Mapping[str, Any]], bytes]
     document = importlib.import_module(f"qtool.render.page.{module}").document
