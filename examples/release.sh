@@ -7,7 +7,6 @@
 # FOLDER  gets the release as FOLDER/1, the next one as FOLDER/2; FOLDER/latest links to the last.
 # RECIPE  says how to quantize; default: recipe.toml beside this script.
 #
-#
 # A release holds the quantized model, under the name of MODEL, and report.json, .md and .html. It
 # appears whole or not at all: when a check fails, FOLDER/latest stays what it was, and
 # FOLDER/failed.json is the report of what did not pass.
