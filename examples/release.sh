@@ -17,6 +17,7 @@ set -euo pipefail
 
 [ $# -ge 2 ] || { echo 'usage: release.sh MODEL FOLDER [RECIPE]' >&2; exit 2; }
 model=$(realpath -s -- "$1")
+command -v qtool >/dev/null || { echo 'release: qtool is not installed' >&2; exit 1; }
 recipe=$(realpath -s -- "${3:-$(dirname -- "$0")/recipe.toml}")
 mkdir -p -- "$2"
 folder=$(realpath -- "$2")
@@ -28,10 +29,12 @@ size=(--fail-if 'total.bits_per_weight > 5.5')
 gates=(
     "${size[@]}"
     --fail-if 'sqnr_db < 15'
-    --fail-if 'max_abs_error > 0.2'
+    --fail-if 'max_abs_error > 0.2' # in the units of the weights: suit it to the model
     --fail-if 'flushed_to_zero > 0.3 * elements'
+    --fail-if 'absmax == 0' # a layer of zeros, which is exact
 )
 if [ -e "$folder/latest" ]; then
+    echo "baseline: $folder/$(readlink -- "$folder/latest")" >&2
     gates+=(--baseline "$folder/latest/report.json" --fail-if 'sqnr_db worse by 0.5')
 fi
 
@@ -45,16 +48,17 @@ leave() {
 trap leave EXIT
 mkdir "$staging/release" "$staging/again"
 cd "$staging/release"
-quantize=(qtool quantize "$model" -o "$name" --recipe "$recipe" --strict)
+source=$(realpath -s --relative-to=. -- "$model") # reports name no folder of this machine
+quantize=(qtool quantize "$source" -o "$name" --recipe "$recipe" --strict)
 
 echo '1. The plan, from headers alone: does the recipe fit, and is the result small enough?' >&2
-"${quantize[@]}" "${size[@]}" --dry-run
+"${quantize[@]}" "${size[@]}" --dry-run --report report.json
 
 echo '2. Quantize. No file appears where a gate fails.' >&2
 "${quantize[@]}" "${gates[@]}" --report report.json --hash
 
 echo '3. Read it back: do the file, its original and the report agree?' >&2
-qtool verify "$model" "$name" --against report.json --quiet
+qtool verify "$source" "$name" --against report.json --quiet
 
 echo '4. Quantize again, on one thread: are the bytes the same?' >&2
 (cd ../again && "${quantize[@]}" --report report.json --jobs 1 --quiet)

@@ -388,6 +388,7 @@ def finish(report: dict[str, Any], *, json: bool, quiet: bool) -> None:
         render.warnings(report)
     elif report.get("dry_run"):
         render.planned(report)
+        render.gates(report)
     else:
         show_all = render.verified if report["command"] == "verify" else render.summary
         show_all(report)

@@ -87,7 +87,7 @@ def calibrate_files(
         "tensors": job.records,
         "skipped": [{"name": n, "reason": reason} for n, reason in skipped.items()],
         "warnings": [
-            f"pattern {pattern!r} matches no tensor"
+            f"pattern '{pattern}' matches no tensor"
             for pattern in unmatched([*include, *exclude], [*(t.name for t in tensors), *skipped])
         ],
         "seconds": round(time.perf_counter() - started, 6),

@@ -103,7 +103,7 @@ def _opened(
     entry = report.get(key)
     named = entry if isinstance(entry, dict) else {}
     try:
-        source = formats.open(_located(named.get("name"), folder))
+        source = formats.open(_located(named.get("name"), folder, named.get("bytes")))
         stack.enter_context(closing(source))
         if source.container != "checkpoint" and named.get("bytes", source.nbytes) != source.nbytes:
             raise _AbsentError(
@@ -116,16 +116,17 @@ def _opened(
     return source
 
 
-def _located(name: object, folder: Path) -> Path:
-    """Where a file that the report names is: from here, or from the report."""
+def _located(name: object, folder: Path, nbytes: object) -> Path:
+    """Where a file that the report names is: from here, or from the report; the one that has as
+    many bytes, where there is one."""
     if not isinstance(name, str) or "\0" in name:
         raise _AbsentError("the report names no file")
     if name == "-":
         raise _AbsentError("the file went through a pipe")
-    for path in (Path(name), folder / name):
-        if path.exists():
-            return path
-    raise _AbsentError(f"{name} is not there")
+    found = [path for path in (Path(name), folder / name) if path.exists()]
+    if not found:
+        raise _AbsentError(f"{name} is not there")
+    return next((path for path in found if path.stat().st_size == nbytes), found[0])
 
 
 class _Restorable:

@@ -119,7 +119,7 @@ def quantize_file(
         layout=layout, dynamic_activations=dynamic_activations, hessian=listed(hessian),
         activations=listed(activations), damping=damping, act_order=act_order, to=to,
         external_data=external_data, requantize=requantize, allow_empty=allow_empty,
-        target_bits=target_bits, target_sqnr=target_sqnr, candidates=list(candidates),
+        target_bits=target_bits, target_sqnr=target_sqnr, candidates=candidates,
         importance=listed(importance),
     )  # fmt: skip
     given = _given(asked)

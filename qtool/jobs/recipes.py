@@ -46,6 +46,9 @@ def asked(**options: Any) -> Recipe:
 
     Raises UsageError for those that contradict each other.
     """
+    for name in ("rules", "include", "exclude", "candidates"):
+        if isinstance(value := options.get(name), str):  # from Python
+            options[name] = [value]
     recipe = effective(**options)
     has_target = Target.of(recipe.options) is not None
     if "scale" in recipe.options:

@@ -140,7 +140,7 @@ def idle(recipe: Recipe, plan: Sequence[Planned]) -> list[str]:
     names = [p.info.name for p in plan]
     of_rules = (pattern for rule in recipe.rules for pattern in rule.patterns)
     patterns = dict.fromkeys([*recipe.include, *recipe.exclude, *of_rules])
-    return [f"pattern {pattern!r} matches no tensor" for pattern in unmatched([*patterns], names)]
+    return [f"pattern '{pattern}' matches no tensor" for pattern in unmatched([*patterns], names)]
 
 
 def nonfinite_warnings(tensors: Iterable[Stats]) -> list[str]:

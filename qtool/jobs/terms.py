@@ -45,6 +45,7 @@ class Terms:
         from qtool.report.document import read_report
         from qtool.report.gates import Gate
 
+        fail_if = [fail_if] if isinstance(fail_if, str) else fail_if
         gates = [Gate.parse(text) for text in fail_if]
         comparing = [gate.text for gate in gates if gate.needs_baseline]
         if comparing and baseline is None:

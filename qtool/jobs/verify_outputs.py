@@ -53,13 +53,16 @@ class _Output:
             return
         one, other = a.astype(np.float64), b.astype(np.float64)
         finite = np.isfinite(one)
+        if np.isnan(one).any():
+            text = f"{np.isnan(one).sum()} of {a.size} values are NaN in ORIGINAL too"
+            self.problem = self.problem or f"output {self.name}: {text} (run {self.runs})"
         bad = np.argwhere(finite & ~np.isfinite(other))
         if bad.size:
             count = f"{len(bad)} of {b.size} values are not finite any more"
             at = f"first at {bad[0].tolist()} of run {self.runs}"
             self.problem = self.problem or f"output {self.name}: {count}, {at}"
         if a.ndim > 1 and a.shape[-1] > 1 and a.size and a.dtype.kind not in "iub":
-            same = one.argmax(axis=-1) == other.argmax(axis=-1)
+            same = (one.argmax(axis=-1) == other.argmax(axis=-1))[finite.all(axis=-1)]
             self.rows, self.agreeing = self.rows + same.size, self.agreeing + int(same.sum())
         x, y = one[finite], other[finite]
         with np.errstate(over="ignore", invalid="ignore"):

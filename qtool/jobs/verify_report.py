@@ -205,6 +205,9 @@ def reference(against: str | Path | None, quantized: str | Path) -> Reference | 
         return None
     try:
         report = read_report(path)
+        named = Path(str(report["output"]["name"])).name
+        if against is None and named != Path(quantized).name:
+            return None
     except FormatError as error:
         remedy = "name the report of this file, or give --alone"
         raise FormatError(error.thing, error.rule, remedy) from None

@@ -111,6 +111,12 @@ def _layouts(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     for problem, names in problems.items():
         where = safe(names[0]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
         yield f"problem in {where}: {problem}"
+    for row in rows:
+        counts = {"NaN": "nan_count", "Inf": "inf_count"}
+        stats = row.get("stats") or {}
+        found = [f"{stats[key]} {word}" for word, key in counts.items() if stats.get(key)]
+        if found:
+            yield f"problem in {safe(row['name'])}: holds {' and '.join(found)}"
 
 
 def _inspect_cells(row: dict[str, Any], console: Console, *, wide: bool) -> list[str]:

@@ -43,10 +43,13 @@ def lead(report: Record) -> str:
     is_plan = report.get("dry_run") is True
     words = f"{many(len(records), 'quantized tensor')}" + (f": {how}{more}." if how else ".")
     words = f"A plan; nothing was written. {words}" if is_plan else words
+    if report.get("command") != "verify" and not all(gate["passed"] for gate in gates(report)):
+        words = f"Failed, and not written. {words}"
     totals = mapping(report, "totals")
     before, after = (figure(totals, f"file_bytes_{when}") for when in ("before", "after"))
     if before and after:
-        became = "would become" if is_plan else "became"
+        is_there = not is_plan and not words.startswith("Failed")
+        became = "became" if is_there else "would become"
         words += f" {nbytes(before)} {became} {nbytes(after)}{_ratio(before, after)}."
     return words
 
@@ -165,7 +168,7 @@ def gates(report: Record) -> list[dict[str, Any]]:
     asked = [{"expression": "--strict", **strict}] if strict else []
     return [
         {
-            "expression": f"--fail-if '{plain(gate.get('expression'))}'",
+            "expression": plain(gate.get("expression")),
             "passed": gate.get("passed") is True,
             "failed": list(_failures(gate)),
             "undefined": [
@@ -173,8 +176,12 @@ def gates(report: Record) -> list[dict[str, Any]]:
                 for entry in rows(gate, "undefined")
             ],
         }
-        for gate in [*rows(report, "gates"), *asked]
+        for gate in [*(_as_option(gate) for gate in rows(report, "gates")), *asked]
     ]
+
+
+def _as_option(gate: Record) -> dict[str, Any]:
+    return {**gate, "expression": f"--fail-if '{plain(gate.get('expression'))}'"}
 
 
 def _failures(gate: Mapping[str, Any]) -> Iterator[str]:

@@ -34,6 +34,20 @@ def mapping(record: Record, key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def tensors(report: Record) -> list[Record]:
+    """The records of tensors in model order: that of the graph, and elsewhere that of the numbers
+    in their names, as safetensors files sort 10 before 2."""
+    found = rows(report, "tensors")
+    if mapping(report, "source").get("container") == "onnx":
+        return list(found)
+    return sorted(found, key=lambda record: _natural(plain(record.get("name"))))
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    parts = re.findall(r"[0-9]{1,18}|[^0-9]+|[0-9]+", name)
+    return [(0, int(p), "") if p.isdecimal() and len(p) < 19 else (1, 0, p) for p in parts]
+
+
 def rows(record: Record, key: str) -> list[Mapping[str, Any]]:
     """The objects in a list of a report."""
     value = record.get(key)

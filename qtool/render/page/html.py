@@ -20,8 +20,8 @@ from qtool.render.page.figures import (
     figure,
     is_nonfinite,
     plain,
-    rows,
     shape,
+    tensors,
     way,
 )
 from qtool.render.page.svg import inline
@@ -43,7 +43,7 @@ def document(report: Mapping[str, Any], pictures: Mapping[str, Any]) -> bytes:
         lstrip_blocks=True,
     )
     environment.filters["breakable"] = _breakable
-    records = rows(report, "tensors")
+    records = tensors(report)
     found = columns(records)
     text = environment.get_template("page").render(
         policy=_policy(script),

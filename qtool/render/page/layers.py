@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from qtool.render.page import plots
-from qtool.render.page.figures import Record, figure, is_nonfinite, plain, rows
+from qtool.render.page.figures import Record, figure, is_nonfinite, plain, tensors
 from qtool.render.text import short_names
 
 NAMED = 30  # tensors up to which the chart of layers has their names
@@ -21,7 +21,7 @@ BARS = {"wide": 240, "narrow": 80}  # that the chart of layers has at most
 
 def layers(report: Record, width: str) -> Figure | None:
     """Relative errors in model order. width: "wide" or "narrow"."""
-    records = rows(report, "tensors")
+    records = tensors(report)
     if not has_errors(records):
         return None
     extent = {"wide": 1000, "narrow": 340}[width]

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from qtool.render.page import facts, layers, plots
-from qtool.render.page.figures import plain, rows
+from qtool.render.page.figures import plain, tensors
 
 _COLUMNS = 2  # worst tensors that are drawn
 _MOST = 40  # characters of a tensor's name
@@ -25,7 +25,7 @@ def document(report: Mapping[str, Any], pictures: Mapping[str, Any]) -> bytes:
 
 
 def _figure(report: Mapping[str, Any], pictures: Sequence[Mapping[str, Any]]) -> Figure:
-    records = rows(report, "tensors")
+    records = tensors(report)
     named = len(records) <= layers.NAMED
     heights = [96, 56 + 24 * max(len(records), 1) if named else 280]
     heights += [240] * (1 + any(p["heat"] for p in pictures)) if pictures else []
