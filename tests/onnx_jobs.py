@@ -49,6 +49,15 @@ def job(made: ModelProto, folder: Path, **options: Any) -> tuple[ModelProto, dic
     return check(folder / "out.onnx"), report
 
 
+def unsigned(made: ModelProto) -> ModelProto:
+    """The model without what says who made it."""
+    kept = [entry for entry in made.metadata_props if entry.key != "qtool"]
+    assert len(kept) == len(made.metadata_props) - 1
+    del made.metadata_props[:]
+    made.metadata_props.extend(kept)
+    return made
+
+
 def bodies(made: ModelProto) -> Iterator[GraphProto | FunctionProto]:
     """The graph of a model and its functions, each followed by the graphs nested in it."""
     for body in (made.graph, *made.functions):
