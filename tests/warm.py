@@ -188,6 +188,9 @@ def limited(asked: dict[str, Any]) -> None:
     """Take from this process what it is not to have."""
     os.chdir(asked.get("root", "/"))
     for name, value in asked.get("limits", {}).items():
+        if name == "RLIMIT_AS":  # more than is in use
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            value += pages * resource.getpagesize()
         resource.setrlimit(getattr(resource, name), (value, value))
     for number in asked.get("closed", ()):
         os.close(number)
@@ -210,7 +213,8 @@ def child(asked: dict[str, Any], log: int, gates: tuple[int, int]) -> int:
     try:
         faults = Faults(asked, log, gates)
         limited(asked)
-        faults.install()
+        if not asked.get("plain"):
+            faults.install()
         main()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
