@@ -41,7 +41,8 @@ READING = ("read", "pread", "preadv", "sendfile")
 LOOKING = ("stat", "fstat", "listdir", "scandir", "close")
 # So that forks need not import them.
 MODULES = (
-    "onnx", "onnxruntime", "qtool.cli", "qtool.jobs.calibrate", "qtool.jobs.capture",
+    "llvmlite.binding", "onnx", "onnxruntime", "qtool.cli", "qtool.jobs.calibrate",
+    "qtool.jobs.capture",
     "qtool.jobs.dequantize", "qtool.jobs.dequantize_folder", "qtool.jobs.dynamic",
     "qtool.jobs.finish", "qtool.jobs.quantize_folder", "qtool.jobs.quantize_single",
     "qtool.formats.npy", "qtool.formats.npz", "qtool.formats.safetensors",

@@ -58,6 +58,9 @@ _unused = ctypes.create_string_buffer(8)
 
 _SCALARS = {"i": ctypes.c_int64, "d": ctypes.c_double}
 
+# LLVM ends the process where it finds no memory: bytes that it takes to load and to compile.
+_LOADING, _COMPILING = 16 << 20, 256 << 20
+
 # What compiled code may call: all that a processor without such instructions needs.
 _PLAIN = {"memcpy", "memset", "rint", "rintf", "sqrt"}
 
@@ -94,7 +97,7 @@ _loaded: dict[str, Any] = {}
 def load(note: Note | None = None) -> dict[str, Any]:
     """The kernels as functions by name, compiled where no code of them can be read.
 
-    note: told in words where they are compiled.
+    note: told in words where they are compiled. Raises MemoryError where there is too little.
     """
     with _lock:
         if not _loaded:
@@ -108,6 +111,7 @@ def is_kept() -> bool:
 
 
 def _functions(code: bytes) -> dict[str, Any]:
+    np.empty(_LOADING, np.uint8)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
@@ -193,6 +197,7 @@ def _compiled_code(note: Note | None) -> bytes:
     """The kernels as an object file, which is kept where a folder can be written."""
     if note is not None:
         note("compiling kernels, once for this machine...")
+    np.empty(_COMPILING, np.uint8)
     import numba
 
     config: Any = numba.config
