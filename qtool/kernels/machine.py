@@ -7,6 +7,7 @@ So the code of all kernels is kept as one object file, which LLVM's own loader t
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -110,8 +111,16 @@ def is_kept() -> bool:
     return bool(_loaded) or any((folder / _file_name()).is_file() for folder in _folders())
 
 
+def _check_room(nbytes: int) -> None:
+    """Raise MemoryError where the system has none."""
+    try:
+        mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except OSError as error:
+        raise MemoryError from error
+
+
 def _functions(code: bytes) -> dict[str, Any]:
-    np.empty(_LOADING, np.uint8)
+    _check_room(_LOADING)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
@@ -197,7 +206,7 @@ def _compiled_code(note: Note | None) -> bytes:
     """The kernels as an object file, which is kept where a folder can be written."""
     if note is not None:
         note("compiling kernels, once for this machine...")
-    np.empty(_COMPILING, np.uint8)
+    _check_room(_COMPILING)
     import numba
 
     config: Any = numba.config
