@@ -126,7 +126,7 @@ def changed_to(folder: Path) -> Iterator[None]:
 
 
 INT8 = ("--dtype", "int8")
-AXIS = ("--dtype", "int8", "--axis", "0")
+AXIS = ("--axis", "0", *INT8)
 DATA = ("--external-data",)
 FOUR = ("--dtype", "int4", "--block-size", "32")
 CASES = {
@@ -158,7 +158,7 @@ CASES = {
              ("dequantize", "q.onnx", *DATA), "y.onnx", ("--dtype", "float16")),
         Case("dequantize folder", quantized(checkpoint, "m", *FOUR, "-o", "q4"),
              ("dequantize", "q4"), "q", ("--dtype", "float16")),
-        Case("calibrate", numpy_archive, ("calibrate", "x.npz", *INT8), "s.safetensors",
+        Case("calibrate", numpy_archive, ("calibrate", "x.npz", *AXIS), "s.safetensors",
              ("--dtype", "uint8")),
         Case("capture", samples, ("capture", "x.onnx", "samples.npy"), "a.safetensors",
              ("--mean-square",)),

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
+import onnx_models
 import pytest
 from fault_cases import CASES, Stage
 from faults import Ended, Files, Warm, files
+from onnx import helper
+from safetensors.numpy import save_file
 
 WRITING = (
     "create",
@@ -113,3 +120,85 @@ def test_a_source_that_changes_while_it_is_read_gives_the_one_or_the_other_or_an
             assert done.errors.startswith("qtool: "), (point, done)
             assert found == case.parts(stage.old), (point, done)
     assert point > 2
+
+
+def test_a_limit_on_the_size_of_files(stage: Stage) -> None:
+    stage.reset(stage.old)
+    largest = max(map(len, stage.case.parts(stage.new).values()))
+    limits = {"RLIMIT_FSIZE": min(largest - 1, 600)}
+    done = stage.warm.run(*stage.case.command, root=stage.root, plain=True, limits=limits)
+    check_refused(stage, stage.old, done, limits)
+    assert os.strerror(errno.EFBIG) in done.errors
+    assert stage.case.parts(files(stage.root)) == stage.case.parts(stage.old)
+
+
+CLOSED = [(0,), (1,), (2,), (0, 1, 2)]
+
+
+@pytest.mark.parametrize("closed", CLOSED, ids=str)
+def test_no_file_gets_the_number_of_a_closed_stream(closed: tuple[int, ...], stage: Stage) -> None:
+    stage.reset(stage.sources)
+    done = stage.warm.run(*stage.case.command, root=stage.root, plain=True, closed=closed)
+    assert (done.code, done.out, done.errors) == (0, "", "")
+    assert stage.case.parts(files(stage.root)) == stage.case.parts(stage.new)
+
+
+LARGE = np.zeros((2048, 4096), np.float32)
+TIGHT: dict[str, list[str]] = {
+    "x.npy": ["quantize", "x.npy", "--dtype", "int4", "-o", "y.safetensors"],
+    "x.npz": ["dynamic", "x.npz", "-o", "y.npz"],
+    "x.safetensors": ["quantize", "x.safetensors", "--dtype", "int8", "-o", "y.safetensors"],
+    "x.onnx": ["quantize", "x.onnx", "--dtype", "int8", "-o", "y.onnx"],
+}
+
+
+@pytest.mark.parametrize("name", TIGHT)
+def test_too_little_memory_is_one_line(name: str, warm: Warm, tmp_path: Path) -> None:
+    if name == "x.npy":
+        np.save(tmp_path / name, LARGE)
+    elif name == "x.npz":
+        np.savez_compressed(tmp_path / name, x=np.tile(LARGE, (4, 1)))
+    elif name == "x.safetensors":
+        save_file({"x": LARGE}, tmp_path / name)
+    else:
+        node = helper.make_node("MatMul", ["a", "x"], ["y"])
+        tensors = [onnx_models.initializer("x", LARGE)]
+        made = onnx_models.model([node], tensors, inputs={"a": (None, 2048)})
+        onnx_models.save(made, tmp_path / name)
+    ended = []
+    for room in (-1 << 28, 0, 1 << 20, 3 << 20, 20 << 20, 1 << 30):
+        limits = {"RLIMIT_AS": room}
+        done = warm.run(*TIGHT[name], "-q", "--force", root=tmp_path, plain=True, limits=limits)
+        ended.append(done.code)
+        if done.code:
+            assert done.errors == (
+                "qtool: out of memory: use a machine with more, or smaller tensors\n"
+            )
+            assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert ended == sorted(ended, reverse=True)
+    assert ended[-1] == 0
+    assert name != "x.npz" or ended[0] == 1  # members are read whole
+
+
+@pytest.mark.parametrize("name", ["quantize safetensors", "quantize onnx data", "quantize folder"])
+def test_a_file_system_that_is_full(name: str, warm: Warm, tmp_path: Path) -> None:
+    """A real one, where the tests run as root."""
+    if os.geteuid():
+        return
+    case = CASES[name]
+    small = tmp_path / "small"
+    small.mkdir()
+    case.sources(tmp_path)
+    before = files(tmp_path)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8k", "qtool", small]
+    subprocess.run(mount, check=True)
+    try:
+        command = [f"small/{word}" if word == case.dst else word for word in map(str, case.command)]
+        done = warm.run(*command, root=tmp_path, plain=True)
+        assert (done.code, done.out) == (1, "")
+        full = os.strerror(errno.ENOSPC)
+        assert re.fullmatch(f"qtool: .*cannot be written: {full}; free some .*\n", done.errors)
+        assert files(small) == {}
+    finally:
+        subprocess.run(["umount", small], check=True)
+    assert files(tmp_path) == before | {"small/": b""}

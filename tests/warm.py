@@ -41,7 +41,8 @@ READING = ("read", "pread", "preadv", "sendfile")
 LOOKING = ("stat", "fstat", "listdir", "scandir", "close")
 # So that forks need not import them.
 MODULES = (
-    "onnx", "onnxruntime", "qtool.cli", "qtool.jobs.calibrate", "qtool.jobs.capture",
+    "llvmlite.binding", "onnx", "onnxruntime", "qtool.cli", "qtool.jobs.calibrate",
+    "qtool.jobs.capture",
     "qtool.jobs.dequantize", "qtool.jobs.dequantize_folder", "qtool.jobs.dynamic",
     "qtool.jobs.finish", "qtool.jobs.quantize_folder", "qtool.jobs.quantize_single",
     "qtool.formats.npy", "qtool.formats.npz", "qtool.formats.safetensors",
@@ -188,6 +189,9 @@ def limited(asked: dict[str, Any]) -> None:
     """Take from this process what it is not to have."""
     os.chdir(asked.get("root", "/"))
     for name, value in asked.get("limits", {}).items():
+        if name == "RLIMIT_AS":  # more than is in use
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            value += pages * resource.getpagesize()
         resource.setrlimit(getattr(resource, name), (value, value))
     for number in asked.get("closed", ()):
         os.close(number)
@@ -210,7 +214,8 @@ def child(asked: dict[str, Any], log: int, gates: tuple[int, int]) -> int:
     try:
         faults = Faults(asked, log, gates)
         limited(asked)
-        faults.install()
+        if not asked.get("plain"):
+            faults.install()
         main()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)

@@ -7,13 +7,13 @@ import fcntl
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from qtool.errors import OutputError
+from qtool.formats import scratch
 
 _PIECE = 8 << 20
 
@@ -137,8 +137,8 @@ def spooled(stream: BinaryIO) -> Iterator[Path]:
 
     Raises OutputError where the temporary folder cannot hold it.
     """
-    with tempfile.TemporaryDirectory(prefix="qtool-") as folder:
-        path = Path(folder, "array")
+    with scratch.folder() as folder:
+        path = folder / "array"
         try:
             with path.open("wb") as file:
                 shutil.copyfileobj(stream, file, _PIECE)

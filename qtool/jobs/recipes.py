@@ -115,7 +115,7 @@ class Keeping:
         for other in others:
             if os.path.realpath(other) == os.path.realpath(self._path):
                 raise OutputError(f"recipe {path}", f"is also {other}", "choose another name")
-        files.check_target(self._path, Path("-"), force=True)
+            files.check_target(self._path, other, force=True)
 
     def keep(self, recipe: Recipe) -> None:
         """Write it, whole or not at all; not in the place of another one."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from qtool import formats
 from qtool.dtypes import DTypeLike, resolve
 from qtool.errors import OutputError, QtoolError, UsageError, usage_errors
-from qtool.formats import files
+from qtool.formats import files, scratch
 from qtool.report import Report, is_report, to_json
 
 if TYPE_CHECKING:
@@ -156,8 +155,8 @@ def placed(dst: str, name: str) -> Iterator[Path]:
     if dst != STANDARD:
         yield Path(dst)
         return
-    with tempfile.TemporaryDirectory(prefix="qtool-") as folder:
-        path = Path(folder, name)
+    with scratch.folder() as folder:
+        path = folder / name
         yield path
         if len(os.listdir(folder)) > 1:
             raise OutputError(

@@ -7,6 +7,7 @@ So the code of all kernels is kept as one object file, which LLVM's own loader t
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -58,6 +59,9 @@ _unused = ctypes.create_string_buffer(8)
 
 _SCALARS = {"i": ctypes.c_int64, "d": ctypes.c_double}
 
+# LLVM ends the process where it finds no memory: bytes that it takes to load and to compile.
+_LOADING, _COMPILING = 16 << 20, 256 << 20
+
 # What compiled code may call: all that a processor without such instructions needs.
 _PLAIN = {"memcpy", "memset", "rint", "rintf", "sqrt"}
 
@@ -94,7 +98,7 @@ _loaded: dict[str, Any] = {}
 def load(note: Note | None = None) -> dict[str, Any]:
     """The kernels as functions by name, compiled where no code of them can be read.
 
-    note: told in words where they are compiled.
+    note: told in words where they are compiled. Raises MemoryError where there is too little.
     """
     with _lock:
         if not _loaded:
@@ -107,7 +111,16 @@ def is_kept() -> bool:
     return bool(_loaded) or any((folder / _file_name()).is_file() for folder in _folders())
 
 
+def _check_room(nbytes: int) -> None:
+    """Raise MemoryError where the system has none."""
+    try:
+        mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except OSError as error:
+        raise MemoryError from error
+
+
 def _functions(code: bytes) -> dict[str, Any]:
+    _check_room(_LOADING)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
@@ -193,6 +206,7 @@ def _compiled_code(note: Note | None) -> bytes:
     """The kernels as an object file, which is kept where a folder can be written."""
     if note is not None:
         note("compiling kernels, once for this machine...")
+    _check_room(_COMPILING)
     import numba
 
     config: Any = numba.config
