@@ -201,7 +201,7 @@ def reference(against: str | Path | None, quantized: str | Path) -> Reference | 
     if str(against) == streams.STANDARD:
         raise UsageError("--against", "- is no file", "name the report")
     path = streams.report_path(against, str(quantized))
-    if path is None or (against is None and not path.exists()):
+    if path is None or (against is None and not path.is_file()):
         return None
     try:
         report = read_report(path)

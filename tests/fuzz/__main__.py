@@ -71,7 +71,8 @@ def main() -> None:
             run.one(data)  # imports what is imported late
     arguments = [
         sys.argv[0], f"-max_total_time={given.seconds}", "-max_len=8192", "-timeout=120",
-        "-rss_limit_mb=4096", "-print_final_stats=1", "-verbosity=0", f"-artifact_prefix={given.faults}/", str(corpus),
+        "-rss_limit_mb=4096", "-print_final_stats=1", "-verbosity=0",
+        f"-artifact_prefix={given.faults}/", str(corpus),
     ]  # fmt: skip
     os.chdir(scratch)
     atheris.Setup(arguments, run.one, custom_mutator=run.mutate)

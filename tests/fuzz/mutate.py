@@ -17,7 +17,8 @@ NUMBERS = (
     -(1 << 31), -(1 << 63),
 )  # fmt: skip
 TEXTS = (
-    "", " ", ".", "..", "/", "../x", "/etc/passwd", "a/b", "\0", "\x1b[31m", "\x9b31m", "\u202e", "\ud800",
+    "", " ", ".", "..", "/", "../x", "/etc/passwd", "a/b", "\0", "\x1b[31m", "\x9b31m", "\u202e",
+    "\ud800",
     "<script>", "=1+1", "%s", "{0}", "$(x)", "w", "w.scale", "int4", "float32", "x" * 300, "-", "*",
     "re:(", "re:.*", "[", "none", "true", "1e999", "nan", "-inf",
 )  # fmt: skip
@@ -32,7 +33,8 @@ def of_bytes(data: bytes, rng: Random, words: Sequence[bytes] = ()) -> bytes:
         number = rng.choice(NUMBERS) % (1 << 64)
         new = [
             rng.randbytes(size), changed[at:end] * 2, b"", number.to_bytes(8, "little")[:size],
-            str(number).encode(), rng.choice([*words, *(t.encode("utf-8", "replace") for t in TEXTS)]),
+            str(number).encode(), rng.choice([*words, *(t.encode("utf-8",
+            "replace") for t in TEXTS)]),
             bytes(byte ^ 1 << rng.randrange(8) for byte in changed[at:end]),
         ]  # fmt: skip
         changed[at : rng.choice((at, end))] = rng.choice(new)
