@@ -123,7 +123,7 @@ def _located(name: object, folder: Path) -> Path:
     if name == "-":
         raise _AbsentError("the file went through a pipe")
     for path in (Path(name), folder / name):
-        if path.exists():
+        if path.is_file() or path.is_dir():
             return path
     raise _AbsentError(f"{name} is not there")
 

@@ -92,6 +92,7 @@ def _value(rng: Random, places: Sequence[tuple[Any, Any]]) -> Any:
         lambda: None, lambda: rng.choice(([], {}, [[]], [{}])), lambda: rng.choice(NUMBERS) / 3,
         lambda: [rng.choice(NUMBERS) for _ in range(rng.randrange(5))],
         lambda: json.loads("[" * 90 + "]" * 90), lambda: rng.choice((1e308, -1e-308, 0.5)),
+        lambda: rng.choice((10**400, float("nan"), float("-inf"))),
     ]  # fmt: skip
     if places and rng.random() < 0.3:  # what stands elsewhere
         container, key = rng.choice(places)
