@@ -21,6 +21,10 @@ from onnx_models import initializer, model
 from safetensors.numpy import load_file, save_file
 
 import qtool as package
+from qtool.errors import QtoolError
+from qtool.jobs.dequantize import dequantize_file
+from qtool.jobs.inspect import inspect_file
+from qtool.jobs.quantize import quantize_file
 from qtool.recipe import toml
 
 WEIGHT = np.arange(512, dtype=np.float32).reshape(16, 32)
@@ -357,6 +361,30 @@ def test_a_graph_in_a_node_that_has_none_is_refused(tmp_path: Path) -> None:
     path = in_file(ModelProto(ir_version=10, graph=made), tmp_path)
     line = refused("quantize", path, "--dtype", "int4")
     assert line.endswith("m.onnx, node 'n': MatMul has no graph in it; the model is damaged")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "n" * 5000, "n/" * 5000, "\udcff"], ids=ascii)
+@pytest.mark.parametrize("option", ["scale", "hessian", "activations", "importance"])
+def test_what_no_file_can_be_called_is_refused(option: str, name: str, tmp_path: Path) -> None:
+    source, made = saved(tmp_path), tmp_path / "q.safetensors"
+    given = name if option == "scale" else [name]
+    with pytest.raises(QtoolError):
+        quantize_file(source, made, dtype="int8", **{option: given})
+    for wrong in (name, f"{name}.onnx"):
+        with pytest.raises(QtoolError):
+            quantize_file(wrong, made, dtype="int8")
+        with pytest.raises(QtoolError):
+            dequantize_file(wrong, made)
+        with pytest.raises(QtoolError):
+            inspect_file(wrong)
+
+
+@pytest.mark.parametrize("option", ["--hessian", "--importance"])
+def test_a_long_name_may_say_whose_an_array_is(option: str, tmp_path: Path) -> None:
+    name = "model." * 1000 + "weight"
+    np.save(tmp_path / "h.npy", np.eye(32, dtype=np.float32)[: 16 if "imp" in option else 32])
+    ok("quantize", saved(tmp_path, **{name: WEIGHT}), "--dtype", "int8", option,
+       f"{name}={tmp_path / 'h.npy'}", "-o", tmp_path / "q.safetensors")  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------- nothing runs
