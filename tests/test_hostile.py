@@ -330,7 +330,9 @@ LIES: list[dict[str, Any]] = [
     {"source": None}, {"output": 3}, {"output": {}}, {"source": {"name": 1}}, {"output": HASHED},
     {"command": []}, {"tensors": {}}, {"tensors": [{"name": 3}]},
     {"tensors": [{"name": "w", "dtype": {}}]}, {"totals": None}, {"tool": {"name": "qtool"}},
-    {"recipe": 5}, {"report_version": 10**400},
+    {"recipe": 5},
+    {"output": HASHED | {"files": False}}, {"source": HASHED | {"files": {}}},
+    {"report_version": 10**400},
 ]  # fmt: skip
 
 
@@ -342,6 +344,12 @@ def test_verify_says_what_is_wrong_with_a_report(lie: dict[str, Any], tmp_path: 
     done = qtool("verify", source, made)
     assert done.code in (1, 3)
     assert done.err.splitlines()[-1].startswith("qtool: ")
+
+
+def test_a_signaling_nan_warns_nobody(tmp_path: Path) -> None:
+    values = np.frombuffer((0x7F800001).to_bytes(4, "little") * 4, np.float32).copy()
+    done = ok("inspect", saved(tmp_path, w=values.reshape(2, 2)), "--stats", "--json")
+    assert done.json["tensors"][0]["stats"]["nan_count"] == 4
 
 
 def test_figures_beyond_float64_are_dashes_on_a_page(tmp_path: Path) -> None:

@@ -225,8 +225,10 @@ def _is_whole(report: Mapping[str, Any]) -> bool:
         side = report.get(key)
         if not isinstance(side, dict) or not {"container", "bytes"} <= side.keys():
             return False
-        files = side.get("files")
-        entries = [side, *files] if isinstance(files, list) else [side, *([files] if files else [])]
+        files = [] if side.get("files") is None else side["files"]
+        if not isinstance(files, list):
+            return False
+        entries = [side, *files]
         if not all(isinstance(e, dict) and isinstance(e.get("name"), str) for e in entries):
             return False
         if not all(isinstance(e.get("sha256"), str) for e in entries[1:]):
