@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from fuzz import TARGETS, oracle
 
-_INPUTS = {"page": 4}  # others: 100
+_INPUTS = {"page": 4, "rewrite": 10}  # others: 100
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -185,13 +185,14 @@ def file_nbytes(
 
 def _container(path: Path) -> str:
     """The container that the content shows; the name decides where it shows none."""
-    if path.is_dir():
+    if os.path.isdir(path):
         return "checkpoint"
     try:
         with path.open("rb") as file:
             head = file.read(9)
-    except OSError as error:
-        raise FormatError(str(path), f"cannot be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # a name with NUL in it, out of a recipe
+        reason = getattr(error, "strerror", None) or error
+        raise FormatError(str(path), f"cannot be read: {reason}") from error
     named = path.suffix[1:].lower() if path.suffix[1:].lower() in CONTAINERS else None
     found = None
     if head.startswith(b"\x93NUMPY"):

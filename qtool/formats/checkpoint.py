@@ -130,6 +130,14 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
+def _file(folder: Path, name: str) -> Path:
+    """The regular file of that name; errors as inside()."""
+    path = inside(folder, name)
+    if not path.is_file():
+        raise FormatError(str(folder / name), "is no regular file", "complete the download")
+    return path
+
+
 def _check_kind(folder: Path) -> None:
     """Refuse a folder that does not look like a checkpoint."""
     rule = None
@@ -145,7 +153,7 @@ def _check_kind(folder: Path) -> None:
 
 def _document(folder: Path, name: str) -> dict[str, Any]:
     """The object in a JSON file, no name in it twice."""
-    path = inside(folder, name)
+    path = _file(folder, name)
     thing = str(folder / name)
     try:
         found = json.loads(path.read_bytes(), object_pairs_hook=_unique)
@@ -206,7 +214,7 @@ def _check_shards(folder: Path, placed: Mapping[str, str]) -> None:
 
 def shard_of(folder: Path, name: str) -> Shard:
     """One file of tensors in a folder. Raises FormatError as CheckpointSource does."""
-    inside(folder, name)
+    _file(folder, name)
     path = folder / name
     with closing(SafetensorsSource(path)) as source:
         return Shard(path, source.nbytes, tuple(source.infos()), source.metadata)

@@ -28,6 +28,7 @@ METADATA_NAME = "__qtool__"
 
 _SUFFIX = ".npy"
 _METADATA_LIMIT = 100_000_000
+_METADATA_LEAST = 1 << 20
 # No deflate stream expands further: RFC 1951 spends a bit or more on a length code, 258 bytes.
 _DEFLATE_RATIO = 1032
 _UINT8 = DTYPES["uint8"]
@@ -160,11 +161,13 @@ class NpzSource:
     def _read_metadata(self) -> str:
         thing = self._thing(METADATA_NAME)
         header = self._read_header(METADATA_NAME, None, None)
-        if header.dtype != _UINT8 or len(header.shape) != 1 or header.nbytes > _METADATA_LIMIT:
+        # The tensors that it describes take more than their entries, however well they deflate.
+        limit = min(_METADATA_LIMIT, max(_METADATA_LEAST, self.nbytes))
+        if header.dtype != _UINT8 or len(header.shape) != 1 or header.nbytes > limit:
             raise FormatError(
                 thing,
                 f"is {header.dtype} of shape {header.shape}",
-                f"a uint8 vector of at most {_METADATA_LIMIT} bytes is needed",
+                f"a uint8 vector of at most {limit} bytes is needed",
             )
         with _zip_errors(thing), self._open(METADATA_NAME, header) as stream:
             data = read_array(stream, header, thing).tobytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,7 @@ class NamedArrays:
 
     def _read(self, word: str) -> Iterator[Held]:
         name, path = self._split(word)
-        if path.is_dir() or path.is_fifo():
+        if os.path.isdir(path) or streams.is_pipe(path):
             rule = f"{path} is no file that can be read more than once"
             raise UsageError(self._option, rule, "give .npy, .npz or .safetensors files")
         with streams.opened(path) as source:
@@ -101,10 +102,10 @@ class NamedArrays:
 
     def _split(self, word: str) -> tuple[str | None, Path]:
         """NAME, where there is one, and FILE."""
-        if Path(word).exists() or "=" not in word:
+        if os.path.exists(word) or "=" not in word:
             return None, Path(word)
         places = [i for i, c in enumerate(word) if c == "="]
-        at = next((i for i in places if i and Path(word[i + 1 :]).is_file()), places[0])
+        at = next((i for i in places if i and os.path.isfile(word[i + 1 :])), places[0])
         if not at:
             raise UsageError(self._option, f"{word!r} has no NAME", "use NAME=FILE or FILE")
         return word[:at], Path(word[at + 1 :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -98,9 +99,9 @@ def calibrate_files(
 def _opened(word: str | Path) -> Iterator[tuple[str | None, Path]]:
     """The NAME of NAME=FILE, or None, and a file; standard input and pipes are kept in one."""
     name, is_named, file = str(word).partition("=")
-    if not is_named or Path(word).exists():
+    if not is_named or os.path.exists(word):
         name, file = "", str(word)
-    if file == streams.STANDARD or Path(file).is_fifo():
+    if file == streams.STANDARD or streams.is_pipe(Path(file)):
         with streams.opened(file) as source:
             yield name or None, source.path
     else:

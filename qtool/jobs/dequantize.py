@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,7 +81,7 @@ def dequantize_file(
             "use float32, float16, bfloat16 or float64",
         )
     parameters = (scale, zero_point, axis, block_size, tile)
-    if Path(src).is_dir():
+    if os.path.isdir(src):
         from qtool.jobs.dequantize_folder import dequantize_folder
 
         _check_no_parameters("a folder of", parameters)

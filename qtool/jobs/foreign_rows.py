@@ -55,7 +55,7 @@ def add_faults(weight: ForeignWeight, found: dict[str, Any], source: Source) -> 
 def _document(path: Path) -> Mapping[str, Any] | None:
     """What a JSON file says; None where there is no such file, or a damaged one."""
     try:
-        if path.stat().st_size > _LARGEST:
+        if not path.is_file() or path.stat().st_size > _LARGEST:
             return None
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

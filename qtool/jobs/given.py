@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from copy import copy
 from pathlib import Path
@@ -94,11 +95,11 @@ class Given:
             return np.asarray(float(str(value)))
         except ValueError:
             path = Path(value)
-        if not path.exists():
+        if not os.path.exists(path):
             rule = f"{str(value)!r} is neither a number nor a file"
             raise SpecError(thing, rule, "give a number, a .npy or a .safetensors file")
         self.paths.append(path)
-        is_npy = path.suffix == ".npy" or path.is_fifo()
+        is_npy = path.suffix == ".npy" or streams.is_pipe(path)
         with streams.opened(path, dtype if is_npy else None) as source:
             if source.container == "npy":
                 return source.read(source.infos()[0].name)

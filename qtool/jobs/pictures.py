@@ -123,7 +123,7 @@ def _located(name: object, folder: Path, nbytes: object) -> Path:
         raise _AbsentError("the report names no file")
     if name == "-":
         raise _AbsentError("the file went through a pipe")
-    found = [path for path in (Path(name), folder / name) if path.exists()]
+    found = [path for path in (Path(name), folder / name) if path.is_file() or path.is_dir()]
     if not found:
         raise _AbsentError(f"{name} is not there")
     return next((path for path in found if path.stat().st_size == nbytes), found[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -166,7 +167,7 @@ def run(command: Command) -> Report:
         if command.hashes:
             raise UsageError("--hash", "a dry run reads headers alone", "leave one of them out")
         command.terms.check_planned()
-    if not Path(command.src).is_dir():
+    if not os.path.isdir(command.src):
         from qtool.jobs.quantize_single import quantize_single
 
         return quantize_single(command)

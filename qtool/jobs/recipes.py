@@ -71,19 +71,20 @@ def asked(**options: Any) -> Recipe:
 def recipe_of(src: str | Path) -> str:
     """The recipe that a file or folder says it was made by, as TOML; "-" is standard input.
 
-    A report has the recipe too. Raises FormatError where there is none.
+    A report has the recipe too. What a terminal would obey is escaped. Raises FormatError where
+    there is none.
     """
     if str(src) != streams.STANDARD and is_report(Path(src)):
         text = read_report(src).get("recipe")
         if not isinstance(text, str):
             raise FormatError(str(src), "holds no recipe", "give a report of `qtool quantize`")
-        return text
+        return toml.shown(text)
     with streams.opened(src) as source:
         made = read_metadata(source).provenance
         if made is None:
             rule = "does not say what it was made by"
             raise FormatError(str(source.path), rule, "name what a qtool of this kind has written")
-        return made.recipe
+        return toml.shown(made.recipe)
 
 
 def recipe_text(**options: Any) -> str:

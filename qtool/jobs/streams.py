@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -33,10 +34,18 @@ def opened(src: str | Path, source_dtype: DTypeLike | None = None) -> Iterator[f
         if str(src) == STANDARD:
             path = stack.enter_context(files.spooled(sys.stdin.buffer))
             stack.enter_context(named(path, "standard input"))
-        elif path.is_fifo():
+        elif is_pipe(path):
             path = stack.enter_context(files.spooled(stack.enter_context(path.open("rb"))))
             stack.enter_context(named(path, str(src)))
         yield stack.enter_context(closing(formats.open(path, source_dtype=dtype)))
+
+
+def is_pipe(path: Path) -> bool:
+    """Whether there is a pipe of that name, which may be no name that a file can have."""
+    try:
+        return stat.S_ISFIFO(path.stat().st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager

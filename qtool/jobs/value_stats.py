@@ -18,7 +18,7 @@ def figures_of(values: NDArray[Any], bins: int = BINS) -> dict[str, Any]:
     nan = inf = zeros = 0
     low, high = math.inf, -math.inf
     for piece in pieces:
-        x = values[piece].astype(np.float64)
+        x = _wide(values[piece])
         finite = np.isfinite(x)
         nan += int(np.isnan(x).sum())
         inf += int(np.isinf(x).sum())
@@ -33,7 +33,7 @@ def figures_of(values: NDArray[Any], bins: int = BINS) -> dict[str, Any]:
     squares = 0.0
     histogram = np.zeros(bins, np.int64)
     for piece in pieces:
-        x = values[piece].astype(np.float64)
+        x = _wide(values[piece])
         x = x[np.isfinite(x)] / (absmax or 1.0)  # scaled, so that squares cannot overflow
         squares += float(np.square(x).sum())
         histogram += _histogram(x, low / (absmax or 1.0), high / (absmax or 1.0), bins)
@@ -45,6 +45,11 @@ def figures_of(values: NDArray[Any], bins: int = BINS) -> dict[str, Any]:
         "outlier_ratio": 1 / rms if rms else None,
         "histogram": histogram.tolist(),
     }
+
+
+def _wide(values: NDArray[Any]) -> NDArray[np.float64]:
+    with np.errstate(invalid="ignore"):  # NaN may be a signaling one
+        return values.astype(np.float64)
 
 
 def _histogram(x: NDArray[Any], low: float, high: float, bins: int) -> NDArray[np.int64]:

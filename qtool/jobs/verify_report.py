@@ -201,7 +201,7 @@ def reference(against: str | Path | None, quantized: str | Path) -> Reference | 
     if str(against) == streams.STANDARD:
         raise UsageError("--against", "- is no file", "name the report")
     path = streams.report_path(against, str(quantized))
-    if path is None or (against is None and not path.exists()):
+    if path is None or (against is None and not path.is_file()):
         return None
     try:
         report = read_report(path)
@@ -228,8 +228,10 @@ def _is_whole(report: Mapping[str, Any]) -> bool:
         side = report.get(key)
         if not isinstance(side, dict) or not {"container", "bytes"} <= side.keys():
             return False
-        files = side.get("files")
-        entries = [side, *files] if isinstance(files, list) else [side, *([files] if files else [])]
+        files = [] if side.get("files") is None else side["files"]
+        if not isinstance(files, list):
+            return False
+        entries = [side, *files]
         if not all(isinstance(e, dict) and isinstance(e.get("name"), str) for e in entries):
             return False
         if not all(isinstance(e.get("sha256"), str) for e in entries[1:]):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,13 +46,17 @@ OPTIONS: dict[str, tuple[type, ...]] = {
 }
 _PATTERNS = ("include", "exclude")
 _RULES = "rules"
+_LIMIT = 1 << 24  # bytes
+_DOTS = 1000  # in a key: tomllib takes the square of them
+_TEXT = re.compile(r"""(?:"(?:[^"\\]|\\.)*"|'[^']*')""")
 _KINDS = {str: "a text", int: "a number", float: "a number", list: "texts in [ ]", bool: "a flag"}
 
 
 def read(path: str | Path) -> Recipe:
     """The recipe in a file; see parsed()."""
     try:
-        data = Path(path).read_bytes()
+        with open(path, "rb") as file:
+            data = file.read(_LIMIT + 1)
     except OSError as error:
         raise FormatError(str(path), f"cannot be read: {error.strerror}") from error
     return parsed(data, str(path))
@@ -62,8 +67,13 @@ def parsed(data: bytes, path: str, more: Sequence[str] = ()) -> Recipe:
 
     Raises FormatError where it is no TOML, UsageError where it says what no recipe can.
     """
+    if len(data) > _LIMIT:
+        raise FormatError(path, "is larger than 16 MiB", "no recipe is")
     try:
-        said = tomllib.loads(data.decode("utf-8"))
+        text = data.decode("utf-8")
+        if any(map(_has_long_key, text.split("\n"))):
+            raise ValueError(f"a line has more than {_DOTS} dots")
+        said = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise FormatError(path, f"is no TOML: {error}") from error
     words: dict[str, Any] = {}
@@ -97,6 +107,20 @@ def written(recipe: Recipe) -> str:
     return "".join(tables)
 
 
+def shown(text: str) -> str:
+    """The same TOML without characters that terminals obey: in texts their escapes."""
+    return "".join(c if c.isprintable() or c in "\n\t" else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    number = ord(character)
+    return f"\\u{number:04x}" if number < 1 << 16 else f"\\U{number:08x}"
+
+
+def _has_long_key(line: str) -> bool:
+    return line.count(".") > _DOTS and _TEXT.sub("", line).count(".") > _DOTS
+
+
 def _lines(table: Mapping[str, Any]) -> str:
     return "".join(f"{key} = {_value(plain(value))}\n" for key, value in table.items())
 
@@ -113,9 +137,9 @@ def _value(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         texts = [_value(item) for item in value]
         return f"[{', '.join(texts)}]" if len(texts) < 4 else _long(texts)
-    # JSON's escapes are TOML's too, which wants one more; bytes of a file's name as \\xff
+    # JSON's escapes are TOML's too; bytes of a file's name as \\xff
     text = os.fsencode(str(value)).decode("utf-8", "backslashreplace")
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return shown(json.dumps(text, ensure_ascii=False))
 
 
 def _long(texts: Sequence[str]) -> str:

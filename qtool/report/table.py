@@ -17,7 +17,8 @@ def to_csv(result: Mapping[str, Any]) -> str:
     and after it those of its tensors; then the combinations that are left out, with the reason in
     "left_out".
 
-    Undefined figures are empty. Text that a spreadsheet would take for a formula has a ' before it.
+    Undefined figures are empty. Text that a spreadsheet would take for a formula has a ' before it;
+    control characters are question marks.
     """
     rows = [*_rows(result)]
     columns = dict.fromkeys(name for row in rows for name in row)
@@ -51,5 +52,6 @@ def _cell(value: Any) -> Any:
         return "x".join(map(str, value))
     if isinstance(value, str) and value:
         is_risky = value.lstrip(" ").startswith(_FORMULA) or not value[0].isprintable()
-        return f"'{value}" if is_risky else value
+        shown = "".join(c if c.isprintable() else "?" for c in value)
+        return f"'{shown}" if is_risky else shown
     return value

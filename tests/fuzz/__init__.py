@@ -8,6 +8,7 @@ PYTHONPATH=tests python -m fuzz npz --seconds 60
 """
 
 TARGETS = (
-    "npy", "npz", "safetensors", "metadata", "foreign", "checkpoint", "onnx", "external", "recipe",
-    "rule", "report", "page", "gate", "config", "given", "inputs",
+    "npy", "npz", "safetensors", "metadata", "foreign", "checkpoint", "onnx", "rewrite", "external",
+    "recipe", "rule", "report", "page", "against", "gate", "config", "given",
+    "inputs",
 )  # fmt: skip

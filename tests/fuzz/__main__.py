@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 import traceback
+import warnings
 from pathlib import Path
 from random import Random
 
@@ -61,19 +62,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--faults", type=Path, default=Path("fuzz-faults"))
     given = parser.parse_args()
-    given.faults.mkdir(parents=True, exist_ok=True)
+    faults = given.faults.absolute()
+    faults.mkdir(parents=True, exist_ok=True)
     corpus, scratch = (Path(tempfile.mkdtemp(prefix="fuzz-")) for _ in range(2))
     with atheris.instrument_imports(include=_INSTRUMENTED, exclude=["qtool.kernels"]):
         tested = oracle.target(given.target)
-        run = _Run(tested, given.faults, scratch)
+        run = _Run(tested, faults, scratch)
         for number, data in enumerate(tested.seeds()):
             (corpus / str(number)).write_bytes(data)
             run.one(data)  # imports what is imported late
+    largest = max(4096, *(path.stat().st_size for path in corpus.iterdir()))
     arguments = [
-        sys.argv[0], f"-max_total_time={given.seconds}", "-max_len=8192", "-timeout=120",
-        "-rss_limit_mb=4096", "-print_final_stats=1", "-verbosity=0", f"-artifact_prefix={given.faults}/", str(corpus),
+        sys.argv[0], f"-max_total_time={given.seconds}", f"-max_len={2 * largest}", "-timeout=120",
+        "-rss_limit_mb=4096", "-print_final_stats=1", "-verbosity=0",
+        f"-artifact_prefix={faults}/", str(corpus),
     ]  # fmt: skip
     os.chdir(scratch)
+    warnings.simplefilter("error")  # which users would see
     atheris.Setup(arguments, run.one, custom_mutator=run.mutate)
     with oracle.tracing():
         atheris.Fuzz()

@@ -18,13 +18,17 @@ JUSTIFIED = 200
 _GROUP: Any = typer.main.get_command(app)
 _COMMANDS = {n: _keys(c) for n, c in _GROUP.commands.items() if n != "recipe"}
 _LINES = (
-    "quiet = true", "jobs = 2", "[quantize]", 'dtype = "int4"', "block-size = 32", 'include = ["a"]',
-    "[verify]", 'fail-if = ["mse > 1"]', "[inspect]", "stats = true", "scale = 0.5", "no-saturate = true",
+    "quiet = true", "jobs = 2", "[quantize]", 'dtype = "int4"', "block-size = 32",
+    'include = ["a"]',
+    "[verify]", 'fail-if = ["mse > 1"]', "[inspect]", "stats = true", "scale = 0.5",
+    "no-saturate = true",
     'hessian = ["w=h.npy"]', 'rule = ["a: skip"]', "symmetric = false", "[tool.qtool]", "[compare]",
     "act_order = false", "damping = 1", 'importance = ["activations:x=y.npy"]',
 )  # fmt: skip
-_WORDS = tuple(f"\n{line}\n".encode() for line in _LINES) + (
-    b"true", b'"\\u0000"', b"99999999999999999999", b"[", b"]", b"=", b'"', b".", b"inf", b"{a = 1}", b"\xef\xbb\xbf",
+_WORDS = (
+    *(f"\n{line}\n".encode() for line in _LINES),
+    b"true", b'"\\u0000"', b"99999999999999999999", b"[", b"]", b"=", b'"', b".", b"inf",
+    b"{a = 1}", b"\xef\xbb\xbf",
 )  # fmt: skip
 
 

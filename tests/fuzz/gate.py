@@ -12,7 +12,8 @@ from qtool.report.gates import Gate, failure_lines, judge
 
 JUSTIFIED = 2000
 _WORDS = (
-    b"sqnr_db", b"total.", b"mse", b" and ", b" or ", b"not ", b" on ", b" worse by ", b"1%", b" dB", b"(",
+    b"sqnr_db", b"total.", b"mse", b" and ", b" or ", b"not ", b" on ", b" worse by ", b"1%",
+    b" dB", b"(",
     b")", b"<=", b"!=", b"1e999", b"1e-9999999999", b"'*'", b"re:", b"kB", b"clipped_fraction",
 )  # fmt: skip
 

@@ -17,7 +17,8 @@ NUMBERS = (
     -(1 << 31), -(1 << 63),
 )  # fmt: skip
 TEXTS = (
-    "", " ", ".", "..", "/", "../x", "/etc/passwd", "a/b", "\0", "\x1b[31m", "\x9b31m", "\u202e", "\ud800",
+    "", " ", ".", "..", "/", "../x", "/etc/passwd", "a/b", "\0", "\x1b[31m", "\x9b31m", "\u202e",
+    "\ud800",
     "<script>", "=1+1", "%s", "{0}", "$(x)", "w", "w.scale", "int4", "float32", "x" * 300, "-", "*",
     "re:(", "re:.*", "[", "none", "true", "1e999", "nan", "-inf",
 )  # fmt: skip
@@ -32,7 +33,8 @@ def of_bytes(data: bytes, rng: Random, words: Sequence[bytes] = ()) -> bytes:
         number = rng.choice(NUMBERS) % (1 << 64)
         new = [
             rng.randbytes(size), changed[at:end] * 2, b"", number.to_bytes(8, "little")[:size],
-            str(number).encode(), rng.choice([*words, *(t.encode("utf-8", "replace") for t in TEXTS)]),
+            str(number).encode(), rng.choice([*words, *(t.encode("utf-8",
+            "replace") for t in TEXTS)]),
             bytes(byte ^ 1 << rng.randrange(8) for byte in changed[at:end]),
         ]  # fmt: skip
         changed[at : rng.choice((at, end))] = rng.choice(new)
@@ -90,6 +92,7 @@ def _value(rng: Random, places: Sequence[tuple[Any, Any]]) -> Any:
         lambda: None, lambda: rng.choice(([], {}, [[]], [{}])), lambda: rng.choice(NUMBERS) / 3,
         lambda: [rng.choice(NUMBERS) for _ in range(rng.randrange(5))],
         lambda: json.loads("[" * 90 + "]" * 90), lambda: rng.choice((1e308, -1e-308, 0.5)),
+        lambda: rng.choice((10**400, float("nan"), float("-inf"))),
     ]  # fmt: skip
     if places and rng.random() < 0.3:  # what stands elsewhere
         container, key = rng.choice(places)
@@ -149,21 +152,18 @@ def _change_field(message: Message, rng: Random, others: Sequence[Message]) -> N
 
 
 def _scalar(field: Any, rng: Random, others: Sequence[Message]) -> Any:
-    if field.cpp_type == field.CPPTYPE_STRING:
-        names = [n for m in others for f in ("name", "op_type") if (n := getattr(m, f, None))]
-        text = rng.choice([*names, *TEXTS]) if names and rng.random() < 0.8 else rng.choice(TEXTS)
-        is_bytes = field.type == field.TYPE_BYTES
-        return (
-            rng.randbytes(rng.randrange(9))
-            if is_bytes
-            else text.encode("utf-8", "replace").decode()
-        )
+    """A value of a field's type; of texts one that stands elsewhere, most of the time."""
+    if field.type == field.TYPE_BYTES:
+        return rng.randbytes(rng.randrange(9))
+    if field.type == field.TYPE_STRING:
+        named = [getattr(m, f, None) for m in others for f in ("name", "op_type")]
+        texts = [text for text in named if text and isinstance(text, str)]
+        text = rng.choice(texts if texts and rng.random() < 0.6 else TEXTS)
+        return text.encode("utf-8", "replace").decode()
     if field.cpp_type in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
         return rng.choice((0.0, -1.0, 1e30, float("nan"), float("inf")))
     if field.cpp_type == field.CPPTYPE_ENUM:
         return rng.choice(field.enum_type.values).number
     bits = 31 if field.cpp_type in (field.CPPTYPE_INT32, field.CPPTYPE_UINT32) else 63
-    allowed = [n for n in NUMBERS if -(1 << bits) <= n < 1 << bits]
-    return rng.choice(
-        [n for n in allowed if n >= 0] if "UINT" in str(field.cpp_type) else [*allowed, *range(30)]
-    )
+    low = 0 if field.cpp_type in (field.CPPTYPE_UINT32, field.CPPTYPE_UINT64) else -(1 << bits)
+    return rng.choice([*(n for n in NUMBERS if low <= n < 1 << bits), *range(30)])

@@ -21,16 +21,20 @@ TENSORS = [
     TensorInfo("codes", (8, 8), DTYPES["int8"], 64),
 ]
 _LINES = (
-    'dtype = "int4"', "block_size = 32", 'preset = "nvfp4"', 'method = "percentile:99.9"', "axis = -1",
+    'dtype = "int4"', "block_size = 32", 'preset = "nvfp4"', 'method = "percentile:99.9"',
+    "axis = -1",
     'tile = "8x16"', "symmetric = false", 'scale_dtype = "float8e4m3fn"', "global_scale = true",
-    'include = ["*.w"]', 'exclude = ["re:^b"]', "target_bits = 4.5", 'candidates = ["int4", "int8"]',
+    'include = ["*.w"]', 'exclude = ["re:^b"]', "target_bits = 4.5",
+    'candidates = ["int4", "int8"]',
     "scale = 0.5", "zero_point = 3", 'layout = "mlx"', "damping = 0.01", "act_order = false",
     '[[rules]]\npattern = "conv"\ndtype = "int8"', '[[rules]]\npattern = ["a", "b"]\nskip = true',
     'mx_rule = "even"', 'semantics = "onednn"', "negative_scale = true", "saturate = false",
     'precision = "float16"', 'nonfinite = "allow"', "narrow_range = true", "requantize = true",
 )  # fmt: skip
-_WORDS = tuple(f"\n{line}\n".encode() for line in _LINES) + (
-    b"inf", b"nan", b"1e400", b"0x7fffffffffffffffffff", b"[", b"]", b'"""', b"'''", b"=", b"1979-05-27",
+_WORDS = (
+    *(f"\n{line}\n".encode() for line in _LINES),
+    b"inf", b"nan", b"1e400", b"0x7fffffffffffffffffff", b"[", b"]",
+    b'"""', b"'''", b"=", b"1979-05-27",
     b"\\u0000", b"{", b"}", b".", b'"none"', b"[rules]", b"[[rules]]",
 )  # fmt: skip
 

@@ -12,7 +12,8 @@ from qtool.recipe import Recipe, Rule, unmatched
 
 JUSTIFIED = 400
 _WORDS = (
-    b": ", b"dtype=", b"block_size=32", b"skip", b", ", b"re:", b"*", b"[!", b"tile=8x16", b"(?", b"{2}",
+    b": ", b"dtype=", b"block_size=32", b"skip", b", ", b"re:", b"*", b"[!", b"tile=8x16", b"(?",
+    b"{2}",
     b"method=percentile:", b"axis=-1", b"none", b"preset=", b"mxfp4", b"scale_dtype=float8e8m0",
 )  # fmt: skip
 

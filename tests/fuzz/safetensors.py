@@ -43,8 +43,16 @@ def _end(header: bytes) -> int:
     """Where the last tensor of a header ends, if that is not far."""
     try:
         ends = [said["data_offsets"][1] for said in json.loads(header).values()]
-        return min(max(ends), 1 << 12)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        return min(max(0, *map(int, ends)), 1 << 12)
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+    ):
         return 0
 
 

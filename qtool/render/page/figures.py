@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from qtool.render.text import kind, number, safe, size
 
 Record = Mapping[str, Any]
 
+_LARGEST = sys.float_info.max
 _ESCAPE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\^_])")
 
 
@@ -25,7 +27,7 @@ def figure(record: Record, key: str) -> float | None:
     value = record.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return value if math.isfinite(value) else None
+    return value if -_LARGEST <= value <= _LARGEST else None
 
 
 def mapping(record: Record, key: str) -> Mapping[str, Any]:

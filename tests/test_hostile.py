@@ -1,0 +1,487 @@
+"""Files made to hang or exhaust their reader, or to run something: each costs an error message."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pickle
+import time
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import int8, metadata, ok, process, qtool, refused, report
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx_models import initializer, model
+from safetensors.numpy import load_file, save_file
+
+import qtool as package
+from qtool.errors import QtoolError
+from qtool.jobs.dequantize import dequantize_file
+from qtool.jobs.inspect import inspect_file
+from qtool.jobs.quantize import quantize_file
+from qtool.recipe import toml
+
+WEIGHT = np.arange(512, dtype=np.float32).reshape(16, 32)
+Put = Callable[[Path, str], Path]
+
+
+def saved(folder: Path, name: str = "w.safetensors", **tensors: Any) -> Path:
+    save_file(tensors or {"w": WEIGHT}, folder / name)
+    return folder / name
+
+
+def checkpoint(folder: Path) -> Path:
+    folder.mkdir()
+    saved(folder, "model.safetensors", **{"a.weight": WEIGHT})
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def in_file(made: ModelProto, folder: Path) -> Path:
+    (folder / "m.onnx").write_bytes(made.SerializeToString())
+    return folder / "m.onnx"
+
+
+# ------------------------------------------------------------------------------------------ depth
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field of a protobuf message that holds bytes."""
+    size, length = len(content), bytearray()
+    while size > 127:
+        length.append(size & 127 | 128)
+        size >>= 7
+    return bytes([number << 3 | 2, *length, size]) + content
+
+
+@pytest.mark.parametrize(("depth", "code"), [(10, 0), (40, 1), (4000, 1)])
+def test_graphs_in_graphs_are_read_as_deep_as_protobuf_does(
+    depth: int, code: int, tmp_path: Path
+) -> None:
+    values = b"\x08\x80\x80\x04\x10\x03" + field(8, b"w") + field(9, bytes(1 << 16))
+    graph = field(5, values)
+    for _ in range(depth):  # a node, its attribute, the graph there
+        graph = field(1, field(4, b"If") + field(5, b"\xa0\x01\x05" + field(6, graph)))
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"\x08\x0a" + field(7, graph))
+    done = qtool("inspect", path, "--json")
+    assert (done.code, "is not an ONNX model" in done.err) == (code, code == 1), done.err
+    if not code:
+        assert [row["shape"] for row in done.json["tensors"]] == [[1 << 16]]
+
+
+def with_metadata(folder: Path, text: str) -> Path:
+    save_file({"w": WEIGHT}, folder / "m.safetensors", {"qtool": text})
+    return folder / "m.safetensors"
+
+
+def with_header(folder: Path, text: str) -> Path:
+    path = folder / "h.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text.encode())
+    return path
+
+
+def with_note(folder: Path, text: str) -> Path:
+    np.savez(folder / "n.npz", w=WEIGHT, __qtool__=np.frombuffer(text.encode(), np.uint8))
+    return folder / "n.npz"
+
+
+def with_properties(folder: Path, text: str) -> Path:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    made = model(nodes, [initializer("w", WEIGHT)], inputs={"x": (2, 16)})
+    made.metadata_props.add(key="qtool", value=text)
+    return in_file(made, folder)
+
+
+def with_config(folder: Path, text: str) -> Path:
+    (checkpoint(folder / "c") / "config.json").write_text(text)
+    return folder / "c"
+
+
+def with_index(folder: Path, text: str) -> Path:
+    (checkpoint(folder / "c") / "model.safetensors.index.json").write_text(text)
+    return folder / "c"
+
+
+@pytest.mark.parametrize("deep", ["[" * 100_000, '{"a":' * 100_000], ids=["lists", "objects"])
+@pytest.mark.parametrize(
+    "put", [with_metadata, with_header, with_note, with_properties, with_config, with_index]
+)
+def test_json_that_is_nested_too_deep_is_refused(put: Put, deep: str, tmp_path: Path) -> None:
+    refused("inspect", put(tmp_path, deep))
+
+
+# ------------------------------------------------------------------------------------------- time
+
+
+def tensor(name: str) -> TensorProto:
+    return TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[2], raw_data=bytes(8))
+
+
+def unnamed(count: int) -> GraphProto:
+    return GraphProto(initializer=[tensor("") for _ in range(count)])
+
+
+def attributes(count: int) -> GraphProto:
+    held = AttributeProto(name="a", type=AttributeProto.TENSOR, t=tensor(""))
+    return GraphProto(node=[NodeProto(op_type="Own", domain="own", attribute=[held] * count)])
+
+
+def names(count: int) -> GraphProto:
+    different = [f"w{i}" for i in range(count)]
+    return GraphProto(initializer=[tensor(name) for name in [*different, different[-1]]])
+
+
+def graphs(count: int) -> GraphProto:
+    node = helper.make_node("If", ["c"], ["y"], then_branch=GraphProto(name="g"))
+    return GraphProto(node=[node] * count)
+
+
+def readers(count: int) -> GraphProto:
+    made = [helper.make_node("MatMul", ["x", "w"], [f"y{i}"]) for i in range(count)]
+    return GraphProto(node=made, initializer=[initializer("w", WEIGHT)])
+
+
+@pytest.mark.parametrize(
+    ("make", "command"),
+    [
+        (unnamed, ["inspect"]), (attributes, ["inspect"]), (names, ["inspect"]),
+        (graphs, ["inspect"]), (readers, ["inspect"]), (readers, ["dynamic", "--graph", "--force"]),
+    ],
+)  # fmt: skip
+def test_time_grows_with_a_model_and_not_with_its_square(
+    make: Callable[[int], GraphProto], command: list[str], tmp_path: Path
+) -> None:
+    def seconds(count: int) -> float:
+        made = ModelProto(ir_version=10, graph=make(count))
+        made.opset_import.add(version=21)
+        path = in_file(made, tmp_path)
+        started = time.process_time()
+        done = qtool(*command, path)
+        assert done.code == (1 if make is names else 0), done.err
+        return time.process_time() - started
+
+    seconds(10)
+    short, long = seconds(500), seconds(6000)
+    assert long < 36 * short + 0.5, (short, long)  # 144 times as long where it is the square
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a." * 50_000 + "b = 1", '"x".' * 50_000 + "b = 1", "[" + "a." * 50_000 + "b]"],
+    ids=["bare", "quoted", "table"],
+)
+def test_a_long_key_in_a_recipe_is_refused_at_once(text: str, tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(f'dtype = "int8"\n{text}\n')
+    started = time.process_time()
+    line = refused("quantize", saved(tmp_path), "--recipe", tmp_path / "r.toml")
+    assert "is no TOML: a line has more than 1000 dots" in line
+    assert time.process_time() - started < 5
+
+
+def test_a_recipe_may_have_many_patterns_in_a_line(tmp_path: Path) -> None:
+    excluded = [f"model.layers.{i}.mlp.down_proj.weight" for i in range(400)]
+    (tmp_path / "r.toml").write_text(f'dtype = "int8"\nexclude = {json.dumps(excluded)}\n')
+    assert toml.read(tmp_path / "r.toml").exclude == tuple(excluded)
+
+
+PIPES = {
+    "config": ("config.json", ["inspect", "c"]),
+    "shard": ("model.safetensors", ["quantize", "c", "--dtype", "int8"]),
+    "index": ("model.safetensors.index.json", ["inspect", "c"]),
+    "other": ("tokenizer.json", ["quantize", "c", "--dtype", "int8", "-o", "d"]),
+    "foreign": ("hf_quant_config.json", ["inspect", "c"]),
+    "beside": ("config.json", ["inspect", "c/model.safetensors"]),
+}
+
+
+@pytest.mark.parametrize("case", PIPES)
+def test_nobody_waits_for_a_pipe_in_a_folder(case: str, tmp_path: Path) -> None:
+    name, arguments = PIPES[case]
+    path = checkpoint(tmp_path / "c") / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    done = process(*arguments, cwd=tmp_path)
+    is_refused = case not in ("foreign", "beside")  # which are not said where they are no files
+    assert (done.returncode, b"is no regular file" in done.stderr) == (is_refused, is_refused)
+
+
+def test_nobody_waits_for_a_pipe_that_stands_for_a_report(tmp_path: Path) -> None:
+    ok("quantize", saved(tmp_path), "-o", tmp_path / "q.safetensors", "--dtype", "int8")
+    (tmp_path / "q.report.json").unlink()
+    os.mkfifo(tmp_path / "q.report.json")
+    assert process("verify", "w.safetensors", "q.safetensors", cwd=tmp_path).returncode == 0
+
+
+def test_nobody_waits_for_a_pipe_that_a_report_names(tmp_path: Path) -> None:
+    source = saved(tmp_path)
+    ok("quantize", source, "-o", tmp_path / "q.safetensors", "--dtype", "int8")
+    source.unlink()
+    os.mkfifo(source)
+    done = process("report", "q.report.json", "-o", "r.html", cwd=tmp_path)
+    assert (done.returncode, b"w.safetensors is not there" in done.stderr) == (0, True)
+
+
+# ----------------------------------------------------------------------------------------- memory
+
+
+def huge_npy(folder: Path) -> Path:
+    np.save(folder / "x.npy", int8([1]))
+    data = (folder / "x.npy").read_bytes()
+    shape = b"(9999999999999,), }"
+    (folder / "x.npy").write_bytes(data.replace(b"(1,), }".ljust(len(shape)), shape))
+    return folder / "x.npy"
+
+
+def huge_safetensors(folder: Path) -> Path:
+    said = {"dtype": "U8", "shape": [1 << 43], "data_offsets": [0, 1 << 43]}
+    return with_header(folder, json.dumps({"w": said}))
+
+
+def wrapping_safetensors(folder: Path) -> Path:
+    said = {"dtype": "F32", "shape": [1 << 32, 1 << 32], "data_offsets": [0, 0]}
+    return with_header(folder, json.dumps({"w": said}))
+
+
+def huge_onnx(folder: Path) -> Path:
+    held = TensorProto(name="w", data_type=1, dims=[1 << 40, 1 << 20], raw_data=b"abcd")
+    return in_file(ModelProto(ir_version=10, graph=GraphProto(initializer=[held])), folder)
+
+
+def wrapping_onnx(folder: Path) -> Path:
+    held = TensorProto(name="w", data_type=1, dims=[1 << 32, 1 << 32], raw_data=b"")
+    return in_file(ModelProto(ir_version=10, graph=GraphProto(initializer=[held])), folder)
+
+
+def huge_metadata(folder: Path) -> Path:
+    how = {
+        "dtype": "int4", "shape": [1 << 30, 1 << 29], "granularity": "blocked", "axis": 1,
+        "block_size": 1, "scale_dtype": "float32", "source_dtype": "float32", "zero_point": True,
+    }  # fmt: skip
+    return with_metadata(folder, json.dumps({"version": 1, "tensors": {"w": how}, "stored": {}}))
+
+
+def swollen_note(folder: Path) -> Path:
+    """Metadata that deflates to a thousandth."""
+    np.savez_compressed(folder / "n.npz", w=WEIGHT, __qtool__=np.full(90_000_000, 32, np.uint8))
+    return folder / "n.npz"
+
+
+def overlapping_members(folder: Path) -> Path:
+    """A zip archive whose directory has names for one member over and over (D. Fifield, A better
+    zip bomb)."""
+    path = folder / "z.npz"
+    np.savez_compressed(path, w=np.zeros(10_000_000, np.int8))
+    data = path.read_bytes()
+    at, end = data.index(b"PK\x01\x02"), data.index(b"PK\x05\x06")
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    entries = b"".join(data[at:end].replace(b"w.npy", f"{c}.npy".encode()) for c in letters)
+    count = len(letters).to_bytes(2, "little") * 2
+    tail = data[end : end + 8] + count + len(entries).to_bytes(4, "little") + data[end + 16 :]
+    path.write_bytes(data[:at] + entries + tail)
+    with zipfile.ZipFile(path) as archive:
+        assert len(archive.namelist()) == len(letters)
+    return path
+
+
+@pytest.mark.parametrize("command", [["inspect", "--stats"], ["dequantize", "--force"]])
+@pytest.mark.parametrize(
+    "make",
+    [huge_npy, huge_safetensors, wrapping_safetensors, huge_onnx, wrapping_onnx, huge_metadata,
+     swollen_note, overlapping_members],
+)  # fmt: skip
+def test_what_a_file_says_of_its_size_allocates_nothing(
+    make: Callable[[Path], Path], command: list[str], tmp_path: Path
+) -> None:
+    path = make(tmp_path)
+    given = ["--scale", "1"] if command[0] == "dequantize" and make is huge_npy else []
+    refused(*command, path, *given)  # imports what is imported late
+    tracemalloc.start()
+    try:
+        refused(*command, path, *given)
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [0, -1, 1 << 63, 1 << 70, 10**300, True, "8", 1.0], ids=str)
+@pytest.mark.parametrize("key", ["block_size", "tile"])
+def test_an_absurd_block_in_metadata_is_refused(key: str, size: object, tmp_path: Path) -> None:
+    made = tmp_path / "q.safetensors"
+    options = ["--tile", "8x8"] if key == "tile" else ["--block-size", "8"]
+    ok("quantize", saved(tmp_path), "-o", made, "--dtype", "int8", *options)
+    said = json.loads(metadata(made)["qtool"])
+    said["tensors"]["w"][key] = [size, 8] if key == "tile" else size
+    save_file(load_file(made), made, {"qtool": json.dumps(said)})
+    for command in ("inspect", "dequantize"):
+        assert "metadata 'qtool': cannot be read" in refused(command, made)
+
+
+# ------------------------------------------------------------------------------------ what is said
+
+HASHED = {"name": "q.safetensors", "container": "safetensors", "bytes": 3, "files": [1]}
+LIES: list[dict[str, Any]] = [
+    {"source": None}, {"output": 3}, {"output": {}}, {"source": {"name": 1}}, {"output": HASHED},
+    {"command": []}, {"tensors": {}}, {"tensors": [{"name": 3}]},
+    {"tensors": [{"name": "w", "dtype": {}}]}, {"totals": None}, {"tool": {"name": "qtool"}},
+    {"recipe": 5},
+    {"output": HASHED | {"files": False}}, {"source": HASHED | {"files": {}}},
+    {"report_version": 10**400},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: str(lie)[:30])
+def test_verify_says_what_is_wrong_with_a_report(lie: dict[str, Any], tmp_path: Path) -> None:
+    source, made = saved(tmp_path), tmp_path / "q.safetensors"
+    ok("quantize", source, "-o", made, "--dtype", "int8", "--hash")
+    (tmp_path / "q.report.json").write_text(json.dumps(report(made) | lie))
+    done = qtool("verify", source, made)
+    assert done.code in (1, 3)
+    assert done.err.splitlines()[-1].startswith("qtool: ")
+
+
+def test_a_signaling_nan_warns_nobody(tmp_path: Path) -> None:
+    values = np.frombuffer((0x7F800001).to_bytes(4, "little") * 4, np.float32).copy()
+    done = ok("inspect", saved(tmp_path, w=values.reshape(2, 2)), "--stats", "--json")
+    assert done.json["tensors"][0]["stats"]["nan_count"] == 4
+
+
+def test_figures_beyond_float64_are_dashes_on_a_page(tmp_path: Path) -> None:
+    made = tmp_path / "q.safetensors"
+    ok("quantize", saved(tmp_path), "-o", made, "--dtype", "int8")
+    said = report(made)
+    said["seconds"] = said["source"]["bytes"] = 10**400
+    (tmp_path / "q.report.json").write_text(json.dumps(said))
+    assert b"| Time | - |" in ok("report", tmp_path / "q.report.json", "-o", "-", "--to", "md").out
+
+
+def test_a_graph_in_a_node_that_has_none_is_refused(tmp_path: Path) -> None:
+    inner = GraphProto(name="g", initializer=[initializer("v", WEIGHT)])
+    made = readers(1)
+    made.node[0].name = "n"
+    made.node[0].attribute.append(helper.make_attribute("body", inner))
+    path = in_file(ModelProto(ir_version=10, graph=made), tmp_path)
+    line = refused("quantize", path, "--dtype", "int4")
+    assert line.endswith("m.onnx, node 'n': MatMul has no graph in it; the model is damaged")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "n" * 5000, "n/" * 5000, "\udcff"], ids=ascii)
+@pytest.mark.parametrize("option", ["scale", "hessian", "activations", "importance"])
+def test_what_no_file_can_be_called_is_refused(option: str, name: str, tmp_path: Path) -> None:
+    source, made = saved(tmp_path), tmp_path / "q.safetensors"
+    given = name if option == "scale" else [name]
+    with pytest.raises(QtoolError):
+        quantize_file(source, made, dtype="int8", **{option: given})
+    for wrong in (name, f"{name}.onnx"):
+        with pytest.raises(QtoolError):
+            quantize_file(wrong, made, dtype="int8")
+        with pytest.raises(QtoolError):
+            dequantize_file(wrong, made)
+        with pytest.raises(QtoolError):
+            inspect_file(wrong)
+
+
+@pytest.mark.parametrize("option", ["--hessian", "--importance"])
+def test_a_long_name_may_say_whose_an_array_is(option: str, tmp_path: Path) -> None:
+    name = "model." * 1000 + "weight"
+    np.save(tmp_path / "h.npy", np.eye(32, dtype=np.float32)[: 16 if "imp" in option else 32])
+    ok("quantize", saved(tmp_path, **{name: WEIGHT}), "--dtype", "int8", option,
+       f"{name}={tmp_path / 'h.npy'}", "-o", tmp_path / "q.safetensors")  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------- nothing runs
+
+
+class Malicious:
+    """What makes a folder where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def pickled(name: str, folder: Path) -> Path:
+    """A pickle under that name, or where NumPy would look for one."""
+    bad = Malicious(folder / "ran")
+    path = folder / name
+    if name == "objects.npy":
+        np.save(path, np.array([bad], object), allow_pickle=True)
+    elif name == "objects.npz":
+        np.savez(path, w=np.array([bad], object))
+    elif name == "member.npz":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("w.npy", pickle.dumps(bad))
+    else:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(pickle.dumps(bad))
+    return path
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x.npy", "x.npz", "x.safetensors", "x.onnx", "x.bin", "x.json", "x.toml", "member.npz",
+     "objects.npy", "objects.npz"],
+)  # fmt: skip
+def test_nothing_is_unpickled(name: str, tmp_path: Path) -> None:
+    path, good = pickled(name, tmp_path), saved(tmp_path)
+    quantize = ["quantize", good, "--dtype", "int8", "-o", tmp_path / "o.safetensors"]
+    for arguments in (
+        ["inspect", path, "--stats"],
+        ["quantize", path, "--dtype", "int8", "-o", tmp_path / "o.safetensors"],
+        ["dequantize", path, "-o", tmp_path / "o.npy"],
+        ["verify", good, path],
+        ["verify", good, good, "--against", path],
+        ["report", path, "-o", tmp_path / "o.md"],
+        [*quantize, "--scale", path],
+        [*quantize, "--hessian", path],
+        [*quantize, "--importance", path],
+        [*quantize, "--recipe", path],
+        [*quantize, "--fail-if", "mse > 1", "--baseline", path],
+        ["calibrate", path, "-o", tmp_path / "o.npz", "--dtype", "int8"],
+        ["recipe", "--from", path],
+        ["--config", path, "dtypes"],
+    ):
+        assert qtool(*arguments).code in (1, 2), arguments
+    with pytest.raises(FileNotFoundError):
+        (tmp_path / "ran").rmdir()
+
+
+def test_the_malice_of_these_tests_is_real(tmp_path: Path) -> None:
+    np.load(pickled("objects.npy", tmp_path), allow_pickle=True)
+    (tmp_path / "ran").rmdir()
+
+
+RUNS = {
+    "eval", "exec", "compile", "__import__", "pickle", "marshal", "shelve", "dill", "cloudpickle",
+    "joblib", "runpy", "subprocess", "popen", "system", "literal_eval", "allow_pickle",
+}  # fmt: skip
+
+
+def words(node: ast.AST) -> set[str]:
+    """The names that a piece of code has in it, but for re.compile."""
+    match node:
+        case ast.Name():
+            return {node.id}
+        case ast.Attribute():
+            return set() if ast.unparse(node) == "re.compile" else {node.attr}
+        case ast.Import(aliases) | ast.ImportFrom(names=aliases):
+            found = {part for alias in aliases for part in alias.name.split(".")}
+            return found | set((getattr(node, "module", "") or "").split("."))
+        case ast.keyword(arg=str()):
+            return {str(node.arg)}
+    return set()
+
+
+def test_no_module_has_what_could_run_what_it_reads() -> None:
+    assert package.__file__ is not None
+    for path in sorted(Path(package.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            assert not RUNS & words(node), (path, getattr(node, "lineno", 0))
