@@ -238,3 +238,10 @@ def test_what_callers_of_a_model_see(tmp_path: Path) -> None:
         f"qtool: {quantized}: output logits is missing",
         f"qtool: {quantized}: output scores is none of ORIGINAL",
     ]
+
+
+def test_the_report_of_another_file_of_that_stem_is_not_taken(quantized: Path) -> None:
+    ok("quantize", EXAMPLES / "digits.onnx", "-o", quantized.with_suffix(".onnx"), "--dtype",
+       "int8", "-q")  # fmt: skip
+    checks = ok("verify", DIGITS, quantized, "--json", "-q").json["checks"]
+    assert checks["report"] is None

@@ -193,6 +193,13 @@ def _integers(one: str, other: Any) -> bool:
     return b is not None and a.is_integer and b.is_integer and a.bits == b.bits
 
 
+def _is_of_another(report: Mapping[str, Any], quantized: str | Path) -> bool:
+    """Whether a report says that it is of a file of another name."""
+    output = report.get("output")
+    name = output.get("name") if isinstance(output, dict) else None
+    return isinstance(name, str) and Path(name).name != Path(quantized).name
+
+
 def reference(against: str | Path | None, quantized: str | Path) -> Reference | None:
     """The report that is named, or else the one beside the file; None: there is none.
 
@@ -205,8 +212,7 @@ def reference(against: str | Path | None, quantized: str | Path) -> Reference | 
         return None
     try:
         report = read_report(path)
-        named = Path(str(report["output"]["name"])).name
-        if against is None and named != Path(quantized).name:
+        if against is None and _is_of_another(report, quantized):
             return None
     except FormatError as error:
         remedy = "name the report of this file, or give --alone"
