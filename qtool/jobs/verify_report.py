@@ -194,10 +194,10 @@ def _integers(one: str, other: Any) -> bool:
 
 
 def _is_of_another(report: Mapping[str, Any], quantized: str | Path) -> bool:
-    """Whether a report says that it is of a file of another name."""
+    """Whether a report is of a file of that stem in another container."""
     output = report.get("output")
     name = output.get("name") if isinstance(output, dict) else None
-    return isinstance(name, str) and Path(name).name != Path(quantized).name
+    return isinstance(name, str) and Path(name).suffix != Path(quantized).suffix
 
 
 def reference(against: str | Path | None, quantized: str | Path) -> Reference | None:
