@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import GraphProto, ModelProto, helper, numpy_helper
 from onnx_constructs import CONSTRUCTS, Construct, in_type
-from onnx_jobs import bodies, reference, replaced, reseed, same, sound, stored, weights
+from onnx_jobs import bodies, reference, replaced, reseed, same, sound, stored, unsigned, weights
 from onnx_models import check, run, save
 
 import qtool
@@ -157,6 +157,7 @@ def test_nothing_else_changes(construct: Construct, tmp_path: Path) -> None:
     inputs = [v for v in construct.made.graph.input if v.name not in fixed]
     assert (list(result.graph.input), list(result.graph.output)) == (
         inputs, list(construct.made.graph.output))  # fmt: skip
+    unsigned(result)
     for field in ("metadata_props", "producer_name", "doc_string", "opset_import", "ir_version"):
         assert getattr(result, field) == getattr(construct.made, field)
 
