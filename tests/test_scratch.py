@@ -55,7 +55,9 @@ def test_what_a_killed_process_left_goes_and_what_another_holds_stays(place: Pat
     with holder() as killed, holder() as running:
         assert killed.stdout is not None
         assert running.stdout is not None
-        left, held = (Path(each.stdout.readline().strip()).parent.name for each in (killed, running))
+        left, held = (
+            Path(each.stdout.readline().strip()).parent.name for each in (killed, running)
+        )
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         assert set(os.listdir(place)) == others | {left, held}
