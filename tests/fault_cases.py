@@ -27,8 +27,8 @@ class Case:
     """A command line, in a folder of its own.
 
     sources: makes what it reads. args: the command, but for -o and --jobs. dst: what it makes.
-    old: other words that make another dst first. beside: other files that it writes, of which some
-    say how long it took.
+    old: other words that make another dst first; none: there is any file first. beside: other files
+    that it writes, of which some say how long it took.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Case:
 
     @property
     def command(self) -> list[str | Path]:
-        jobs = [] if self.args[0] == "recipe" else ["--jobs", "1"]
+        jobs = [] if self.args[0] == "report" else ["--jobs", "1"]
         return [*self.args, "-o", self.dst, *jobs, "--force", "-q"]
 
     @property
@@ -101,16 +101,22 @@ def checkpoint(folder: Path) -> None:
     (folder / "m" / "LICENSE").write_text("free")
 
 
-def quantized(sources: Callable[[Path], None], *args: str) -> Callable[[Path], None]:
-    """Sources that qtool quantized."""
+def reported(folder: Path) -> None:
+    quantized(safetensors, "x.safetensors", *INT8, "-o", "q.safetensors", report="r.json")(folder)
+
+
+def quantized(
+    sources: Callable[[Path], None], *args: str, report: str | None = None
+) -> Callable[[Path], None]:
+    """Sources that qtool quantized, and their report."""
 
     def made(folder: Path) -> None:
         from command import ok
 
         with changed_to(folder):
             sources(folder)
-            ok("quantize", *args, "--report", "r.json", "-q")
-            os.unlink("r.json")
+            ok("quantize", *args, "--report", report or "none.json", "-q")
+            Path("none.json").unlink(missing_ok=True)
 
     return made
 
@@ -162,6 +168,8 @@ CASES = {
              ("--dtype", "uint8")),
         Case("capture", samples, ("capture", "x.onnx", "samples.npy"), "a.safetensors",
              ("--mean-square",)),
+        Case("report md", reported, ("report", "r.json"), "y.md", ()),
+        Case("report csv", reported, ("report", "r.json"), "y.csv", ()),
         Case("capture sums", samples, ("capture", "x.onnx", "samples.npy", "--hessian"),
              "a.safetensors", ("--exclude", "v")),
     )
@@ -181,7 +189,11 @@ class Stage:
         self.root = Path(mkdtemp(dir=shared if os.access(shared, os.W_OK) else None))
         case.sources(self.root)
         self.sources = files(self.root)
-        self.old = self.made(case.earlier)
+        if case.old:
+            self.old = self.made(case.earlier)
+        else:
+            (self.root / case.dst).write_bytes(b"older")
+            self.old = files(self.root)
         self.new = self.made(case.command)
         assert case.parts(self.old)
         assert case.parts(self.new)
@@ -240,5 +252,5 @@ def verified(path: Path) -> None:
     elif path.suffix == ".onnx":
         onnx.checker.check_model(str(path), full_check=True)
         onnx.load_model(path)
-    else:
+    elif path.suffix in (".npy", ".npz"):
         assert np.load(path) is not None

@@ -13,7 +13,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 Files = dict[str, bytes]
+
+# Tests run at some of the points where something can go wrong, and, marked, at every one.
+STEPS = pytest.mark.parametrize(
+    "step", [pytest.param(31, id="some"), pytest.param(1, id="all", marks=pytest.mark.faults)]
+)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from fault_cases import CASES, Stage
-from faults import Warm, files
+from faults import STEPS, Warm, files
 
 NAMES = [
     "quantize npy",
@@ -23,6 +23,7 @@ def warm() -> Iterator[Warm]:
     made = Warm()
     yield made
     made.close()
+    print(f"\ninjected: {dict(made.injected)}")
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +52,13 @@ def check_won(stage: Stage, first: int, second: int) -> None:
     assert not rest, where
 
 
+@STEPS
 @pytest.mark.parametrize("stage", NAMES, indirect=True)
-def test_one_file_wins_whole_wherever_the_two_are(stage: Stage) -> None:
+def test_one_file_wins_whole_wherever_the_two_are(step: int, stage: Stage) -> None:
     count, other = points(stage)
     stops = [(first, None) for first in range(count)]
     stops += [(first, second) for first in range(0, count, 4) for second in range(0, other, 4)]
+    stops = stops[::step]
     for first, second in stops:
         stage.reset(stage.sources)
         faults = [{"at": first, "pause": True}, {"at": second, "pause": second is not None}]
@@ -66,12 +69,13 @@ def test_one_file_wins_whole_wherever_the_two_are(stage: Stage) -> None:
         check_won(stage, first, second or other)
 
 
+@STEPS
 @pytest.mark.parametrize("stage", FOLDERS, indirect=True)
-def test_one_folder_wins_and_the_other_command_is_told(stage: Stage) -> None:
+def test_one_folder_wins_and_the_other_command_is_told(step: int, stage: Stage) -> None:
     count, other = points(stage)
     busy = f"qtool: {stage.root / stage.case.dst}.partial: another process is at work in it"
     told = 0
-    for first in range(0, count, 3):
+    for first in range(0, count, 3 * step):
         stage.reset(stage.sources)
         faults = [{"at": first, "pause": True}, {}]
         done = stage.warm.together(
@@ -83,4 +87,4 @@ def test_one_folder_wins_and_the_other_command_is_told(stage: Stage) -> None:
             assert done[1].errors == f"{busy}; wait until it has finished\n"
             told += 1
         check_won(stage, first, other)
-    assert told > count // 6
+    assert told > count // step // 6
