@@ -427,6 +427,19 @@ def test_a_long_name_may_say_whose_an_array_is(option: str, tmp_path: Path) -> N
        f"{name}={tmp_path / 'h.npy'}", "-o", tmp_path / "q.safetensors")  # fmt: skip
 
 
+@pytest.mark.parametrize("output", ["w", "d"])
+def test_a_node_does_not_give_what_there_is_already(output: str, tmp_path: Path) -> None:
+    made = readers(1)
+    for name in (output, "d"):
+        made.node.append(helper.make_node("DequantizeLinear", ["codes", "scale"], [name]))
+    made.node[0].input[1] = "d"
+    made.initializer.extend([initializer("codes", WEIGHT, np.int8), initializer("scale", 1.0)])
+    made.output.add(name=output)
+    path = in_file(ModelProto(ir_version=10, graph=made), tmp_path)
+    line = refused("dequantize", path)
+    assert line.endswith(f"m.onnx, tensor {output!r}: is defined twice; names must be unique")
+
+
 # ----------------------------------------------------------------------------------- nothing runs
 
 
