@@ -172,6 +172,38 @@ def test_time_grows_with_a_model_and_not_with_its_square(
     assert long < 36 * short + 0.5, (short, long)  # 144 times as long where it is the square
 
 
+def nested_calls(depth: int, last: str) -> ModelProto:
+    """Functions that call each other twice, before a node whose type is asked for."""
+    imports = [helper.make_opsetid("", 10), helper.make_opsetid("own", 1)]
+    made = ModelProto(ir_version=8, opset_import=imports)
+    for i in range(depth):
+        callee = f"f{i + 1}" if i < depth - 1 else last
+        domain = "" if callee == "Identity" else "own"
+        calls = [helper.make_node(callee, [a], [b], domain=domain) for a, b in ("xt", "ty")]
+        made.functions.append(helper.make_function("own", f"f{i}", ["x"], ["y"], calls, imports))
+    nodes = [
+        helper.make_node("f0", ["x"], ["a"], domain="own"),
+        helper.make_node("MatMul", ["a", "w"], ["m"]),
+        helper.make_node("Clip", ["m"], ["y"], min=0.0, max=1.0),
+    ]
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 16])
+    stored = [initializer("w", WEIGHT)]
+    made.graph.CopyFrom(helper.make_graph(nodes, "g", [value], [], stored))
+    return made
+
+
+@pytest.mark.parametrize(("depth", "last"), [(5, "Identity"), (40, "Identity"), (3, "f0")])
+def test_functions_that_call_each_other_take_no_time(depth: int, last: str, tmp_path: Path) -> None:
+    path = in_file(nested_calls(depth, last), tmp_path)
+    started = time.process_time()
+    options = ["--dtype", "int4", "--block-size", "16", "-o", tmp_path / "q.onnx"]
+    if depth == 5:
+        ok("quantize", path, *options)
+    else:
+        assert "the type of its input 'm' is not known" in refused("quantize", path, *options)
+    assert time.process_time() - started < 5
+
+
 @pytest.mark.parametrize(
     "text",
     ["a." * 50_000 + "b = 1", '"x".' * 50_000 + "b = 1", "[" + "a." * 50_000 + "b]"],
@@ -393,6 +425,19 @@ def test_a_long_name_may_say_whose_an_array_is(option: str, tmp_path: Path) -> N
     np.save(tmp_path / "h.npy", np.eye(32, dtype=np.float32)[: 16 if "imp" in option else 32])
     ok("quantize", saved(tmp_path, **{name: WEIGHT}), "--dtype", "int8", option,
        f"{name}={tmp_path / 'h.npy'}", "-o", tmp_path / "q.safetensors")  # fmt: skip
+
+
+@pytest.mark.parametrize("output", ["w", "d"])
+def test_a_node_does_not_give_what_there_is_already(output: str, tmp_path: Path) -> None:
+    made = readers(1)
+    for name in (output, "d"):
+        made.node.append(helper.make_node("DequantizeLinear", ["codes", "scale"], [name]))
+    made.node[0].input[1] = "d"
+    made.initializer.extend([initializer("codes", WEIGHT, np.int8), initializer("scale", 1.0)])
+    made.output.add(name=output)
+    path = in_file(ModelProto(ir_version=10, graph=made), tmp_path)
+    line = refused("dequantize", path)
+    assert line.endswith(f"m.onnx, tensor {output!r}: is defined twice; names must be unique")
 
 
 # ----------------------------------------------------------------------------------- nothing runs

@@ -104,7 +104,7 @@ class OnnxDequantized:
         labels = {label for one in found for label in one.inputs if label} | self._nbits.replaced
         self._remove_unused(labels, {dequantizer.place for dequantizer in inner})
         made = self._made.keys() | self._nbits.tensors.keys()
-        self.rest = listing(self._model).tensors.keys() - made
+        self.rest = listing(self._model, source.path).tensors.keys() - made
 
     def write(self, path: Path, *, external_data: bool, restore: Restore) -> None:
         """Write the model, once; see ModelWriter for external_data and errors.

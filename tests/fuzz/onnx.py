@@ -29,11 +29,33 @@ _MADE = (
 def seeds() -> Iterator[bytes]:
     for name in _MADE:
         yield getattr(constructs, name)().made.SerializeToString()
+    yield _old().SerializeToString()
     yield _quantized("DequantizeLinear", ["w", "scale", "zero"], axis=0).SerializeToString()
     yield _quantized("DequantizeLinear", ["w", "scales"], axis=1, block_size=4).SerializeToString()
     nbits = {"K": 32, "N": 8, "bits": 4, "block_size": 16, "domain": "com.microsoft"}
     made = _quantized("MatMulNBits", ["x", "packed", "two"], **nbits)
     yield made.SerializeToString()
+
+
+def _old() -> ModelProto:
+    """A model whose conversion to a later opset asks for types and ranks, behind a function."""
+    imports = [helper.make_opsetid("", 10), helper.make_opsetid("own", 1)]
+    inner = [helper.make_node("Identity", ["a"], ["b"])]
+    outer = [helper.make_node("inner", ["a"], ["b"], domain="own")]
+    nodes = [
+        helper.make_node("outer", ["x"], ["f"], domain="own"),
+        helper.make_node("MatMul", ["f", "w"], ["m"]),
+        helper.make_node("Clip", ["m"], ["c"], min=0.0, max=1.0),
+        helper.make_node("Softmax", ["c"], ["s"], axis=1),
+        helper.make_node("Dropout", ["s"], ["y", "mask"], ratio=0.5),
+    ]
+    made = model(
+        nodes, [initializer("w", np.ones((32, 16)))], inputs={"x": (2, 32)}, opset=10,
+        imports=imports[1:], ir_version=8,
+    )  # fmt: skip
+    made.functions.append(helper.make_function("own", "outer", ["a"], ["b"], outer, imports))
+    made.functions.append(helper.make_function("own", "inner", ["a"], ["b"], inner, imports))
+    return made
 
 
 def _quantized(operator: str, inputs: list[str], **attributes: object) -> ModelProto:

@@ -25,7 +25,7 @@ from qtool.formats.onnx.axes import RECURRENT
 from qtool.formats.onnx.bodies import Place
 from qtool.formats.onnx.consumers import Consumers, Use
 from qtool.formats.onnx.graph import is_quantized
-from qtool.formats.onnx.listing import DefinedTwiceError, listing
+from qtool.formats.onnx.listing import listing
 from qtool.formats.onnx.tensor import Payload
 from qtool.packing import unpack
 from qtool.spec import Reader, TensorInfo, reader_of
@@ -56,11 +56,7 @@ class OnnxSource:
         state = steady.state_of(path)
         self.model = onnx_wire.parse(path)
         self.metadata: Mapping[str, str] = {e.key: e.value for e in self.model.metadata_props}
-        try:
-            found = listing(self.model)
-        except DefinedTwiceError as error:
-            rule = "is defined twice"
-            raise FormatError(self.thing(str(error)), rule, "names must be unique") from error
+        found = listing(self.model, path)
         self.bodies, self.tensors, self.places = found.bodies, found.tensors, found.places
         self.hidden = found.hidden
         self._check_nesting()

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from onnx import ModelProto, TensorProto
 
+from qtool.errors import FormatError
 from qtool.formats.onnx import graph as onnx_graph
 from qtool.formats.onnx import tensor as onnx_tensor
 from qtool.formats.onnx.bodies import Body, Labels, Place, bodies
-
-
-class DefinedTwiceError(Exception):
-    """A body has two tensors of one name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +29,8 @@ class Listing:
     hidden: dict[str, tuple[TensorProto, str]]
 
 
-def listing(model: ModelProto) -> Listing:
-    """The tensors of a model. Raises DefinedTwiceError naming a tensor that is."""
+def listing(model: ModelProto, path: Path) -> Listing:
+    """The tensors of a model at that path. Raises FormatError where a body has two of one name."""
     found = bodies(model)
     labels = Labels(found)
     places: dict[str, Place] = {}
@@ -40,7 +38,8 @@ def listing(model: ModelProto) -> Listing:
     for body in found:
         names = Counter(name for name, _ in onnx_graph.stored(body.proto) if name)
         if names.total() != len(names):
-            raise DefinedTwiceError(names.most_common(1)[0][0])
+            thing = f"{path}, tensor {names.most_common(1)[0][0]!r}"
+            raise FormatError(thing, "is defined twice", "names must be unique")
         for name, tensor in body.stored.items():
             place = Place(body.number, name)
             label = labels.of(place)

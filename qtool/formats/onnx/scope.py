@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import onnx
@@ -14,6 +15,7 @@ from onnx import (
     FunctionProto,
     GraphProto,
     ModelProto,
+    NodeProto,
     TensorProto,
     ValueInfoProto,
     helper,
@@ -24,6 +26,13 @@ from qtool.formats.onnx import graph as onnx_graph
 
 # Constants of more elements are not values that shape inference looks at.
 _LARGE = 1024
+
+# How shape inference fails on models that are not sound.
+_FAILURES = (
+    onnx.shape_inference.InferenceError, onnx.checker.ValidationError, ValueError, TypeError,
+)  # fmt: skip
+# A few functions that call each other twice come to billions of calls.
+_MOST_CALLS = 10_000
 
 # Element type and rank, each None where not known.
 Type = tuple[int | None, int | None]
@@ -94,7 +103,7 @@ def of_model(model: ModelProto) -> Scope:
 
     def load() -> GraphProto:
         # Where inference fails, what the model itself declares is still of use.
-        with suppress(onnx.shape_inference.InferenceError, ValueError, TypeError):
+        with suppress(*_FAILURES):
             return onnx.shape_inference.infer_shapes(skeleton).graph
         return skeleton.graph
 
@@ -138,8 +147,27 @@ def _skeleton(model: ModelProto) -> ModelProto:
         ir_version=max(model.ir_version, 4),
         opset_import=model.opset_import,
         graph=graph,
-        functions=model.functions,
+        functions=model.functions if _calls(model) <= _MOST_CALLS else (),
     )
+
+
+def _calls(model: ModelProto) -> float:
+    """How many calls of functions there are once every call is replaced by the function's nodes,
+    which is what inference does; infinitely many where one calls itself."""
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+
+    def called(nodes: Iterable[NodeProto]) -> list[tuple[str, str, str]]:
+        names = ((n.domain, n.op_type, n.overload) for n in onnx_graph.all_nodes(nodes))
+        return [name for name in names if name in functions]
+
+    inside = {name: called(function.node) for name, function in functions.items()}
+    counts: dict[tuple[str, str, str], float] = {}
+    try:
+        for name in TopologicalSorter(inside).static_order():
+            counts[name] = sum(1 + counts[other] for other in inside[name])
+    except CycleError:
+        return math.inf
+    return sum(1 + counts[name] for name in called(model.graph.node))
 
 
 def _is_small(tensor: TensorProto) -> bool:
