@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
         ("cat m.safetensors | qtool quantize - --dtype int8 -q | qtool inspect - --json",
          b'"dtype": "int8"'),
         ("qtool quantize m.onnx --dtype int8 -q -o - | qtool dequantize - -q -o - "
-         "| qtool inspect -", b"-: onnx"),
+         "| qtool inspect -", b"standard input: onnx"),
         ("cat a.npy | qtool dynamic - -q -o - | qtool inspect -", b"array   uint8"),
         ("cat a.npy | qtool calibrate - --dtype int8 -q -o - | qtool inspect -", b"scale"),
         ("cat m.onnx | qtool capture - samples.npz -q -o - | qtool inspect - --json", b'"w"'),

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from qtool.dtypes import DTYPES
 from qtool.errors import FormatError, UsageError
-from qtool.formats import Source
+from qtool.formats import CONTAINERS, Source
 from qtool.formats.carried import others
 from qtool.formats.checkpoint import CONFIG, INDEX, CheckpointSource
 from qtool.jobs import hashing, streams
@@ -197,7 +197,8 @@ def _is_of_another(report: Mapping[str, Any], quantized: str | Path) -> bool:
     """Whether a report is of a file of that stem in another container."""
     output = report.get("output")
     name = output.get("name") if isinstance(output, dict) else None
-    return isinstance(name, str) and Path(name).suffix != Path(quantized).suffix
+    suffixes = {Path(str(file)).suffix for file in (name, quantized)}
+    return len(suffixes) == 2 and suffixes <= {f".{container}" for container in CONTAINERS}
 
 
 def reference(against: str | Path | None, quantized: str | Path) -> Reference | None:
