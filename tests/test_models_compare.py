@@ -23,10 +23,11 @@ def test_a_published_model_is_compared_as_it_is_quantized(tmp_path: Path) -> Non
     assert len(told["combinations"]) == 3 * 2 * 2 + 2 * 2
     rows = {row["words"]: row for row in told["combinations"]}
     for words, options in {
-        "dtype=int4, block_size=32, method=mse": {"dtype": "int4", "block_size": 32},
-        "preset=nvfp4, method=mse": {"preset": "nvfp4"},
+        "dtype=int4, block_size=32, method=mse": {
+            "dtype": "int4", "block_size": 32, "method": "mse"},
+        "preset=nvfp4, method=mse": {"preset": "nvfp4", "method": "mse"},
         "dtype=float8e4m3fn, block_size=128, method=absmax": {
-            "dtype": "float8e4m3fn", "block_size": 128},
+            "dtype": "float8e4m3fn", "block_size": 128, "method": "absmax"},
     }.items():  # fmt: skip
         report = qtool.quantize_file(source, tmp_path / "q.safetensors", force=True, **options)
         row = rows[words]
