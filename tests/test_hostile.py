@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from command import int8, metadata, ok, process, qtool, refused, report
@@ -378,10 +379,55 @@ def test_verify_says_what_is_wrong_with_a_report(lie: dict[str, Any], tmp_path: 
     assert done.err.splitlines()[-1].startswith("qtool: ")
 
 
-def test_a_signaling_nan_warns_nobody(tmp_path: Path) -> None:
-    values = np.frombuffer((0x7F800001).to_bytes(4, "little") * 4, np.float32).copy()
-    done = ok("inspect", saved(tmp_path, w=values.reshape(2, 2)), "--stats", "--json")
-    assert done.json["tensors"][0]["stats"]["nan_count"] == 4
+SIGNALING = {
+    "F16": (np.dtype(np.float16), 0x7C01),
+    "BF16": (np.dtype(ml_dtypes.bfloat16), 0x7F81),
+    "F32": (np.dtype(np.float32), 0x7F800001),
+    "F64": (np.dtype(np.float64), 0x7FF0000000000001),
+}
+
+
+@pytest.mark.parametrize("kind", SIGNALING)
+def test_a_signaling_nan_warns_nobody(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    dtype, bits = SIGNALING[kind]
+    values = np.eye(32, dtype=dtype)
+    values.view(f"u{dtype.itemsize}")[3, 4] = bits
+    saved(Path(), w=values)
+    saved(Path(), "good.safetensors", w=WEIGHT)
+    done = ok("inspect", "w.safetensors", "--stats", "--json")
+    ok("inspect", "w.safetensors", "--stats", "--plot")
+    assert done.json["tensors"][0]["stats"]["nan_count"] == 1
+    out = ["-o", "q.safetensors", "--force"]
+    for options in (["--dtype", "int8"], ["--dtype", "int4", "--block-size", "16"]):
+        ok("quantize", "w.safetensors", *options, *out, "--nonfinite", "allow")
+        ok("verify", "w.safetensors", "q.safetensors")
+        ok("report", "q.report.json", "-o", "q.html", "--force")
+        refused("quantize", "w.safetensors", *options, *out)
+    ok("dynamic", "good.safetensors", *out)
+    for option in ("--hessian", "--activations", "--importance", "--scale"):
+        given = "w=w.safetensors" if option != "--scale" else "w.npy"
+        np.save("w.npy", values[3:4, 4].reshape(()))
+        wrong = ["--scale-dtype", "bfloat16"] if kind == "BF16" else []
+        if option != "--scale" or kind != "F64":
+            refused("quantize", "good.safetensors", "--dtype", "int8", *out, option, given, *wrong)
+    qtool("dynamic", "w.safetensors", *out)
+    qtool("compare", "w.safetensors", "--dtypes", "int8", "--nonfinite", "allow")
+    qtool("calibrate", "w.safetensors", "--dtype", "int8", *out)
+    ok("quantize", "good.safetensors", "--dtype", "int8", *out)
+    saved(Path(), "two.safetensors", w=values, good=values[:2])
+    options = ["--dtype", "int8", "--exclude", "w", *out]
+    assert qtool("quantize", "two.safetensors", *options, "--strict").code == 3
+    assert qtool("verify", "two.safetensors", "q.safetensors").code in (0, 3)
+    ok("quantize", "good.safetensors", "--dtype", "int8", *out)
+    codes, parameters = load_file("q.safetensors"), metadata(Path("q.safetensors"))
+    codes["w.scale"].view(np.uint32)[0] = SIGNALING["F32"][1]
+    save_file(codes, "q.safetensors", parameters)
+    assert ok("inspect", "q.safetensors", "--stats", "--json").json["tensors"]
+    ok("dequantize", "q.safetensors", "-o", "d.safetensors", "--dtype", "float64")
+    assert qtool("verify", "good.safetensors", "q.safetensors", "--alone").code == 3
 
 
 def test_figures_beyond_float64_are_dashes_on_a_page(tmp_path: Path) -> None:

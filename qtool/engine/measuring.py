@@ -154,7 +154,7 @@ def _summed(
         start, x, v, x_hat = found
         figures.update(x, v, x_hat)
         if not np.isfinite(x_hat).all():
-            bad = np.flatnonzero(np.isfinite(x.astype(np.float32)) & ~np.isfinite(x_hat))
+            bad = np.flatnonzero(np.isfinite(ops.cast(x, ops.FLOAT32)) & ~np.isfinite(x_hat))
             lost.extend([(start + int(bad[0]), bad.size)] if bad.size else [])
         moved(x.nbytes)
 

@@ -107,7 +107,7 @@ def given_scale(
 
     Raises SpecError where it does not fit, is zero or not finite, or negative but must not be.
     """
-    values = _fit(scale, shape, thing).astype(np.float64)
+    values = ops.cast(_fit(scale, shape, thing), ops.FLOAT64)
     if not negative and (values < 0).any():
         raise SpecError(thing, "a value below zero", "use --negative-scale if it is meant")
     stored = ops.cast(values, storage)
@@ -134,7 +134,7 @@ def given_codes(
     zero_point: ArrayLike, dtype: DType, shape: Shape, thing: str = "zero_point"
 ) -> Array:
     """A given zero point as codes of dtype, in the scale shape."""
-    values = _fit(np.asarray(zero_point), shape, thing).astype(np.float64)
+    values = ops.cast(_fit(np.asarray(zero_point), shape, thing), ops.FLOAT64)
     codes = ops.saturate_cast(values, None, dtype)
     if not np.array_equal(codes.astype(np.float64), values):
         raise SpecError(

@@ -229,7 +229,7 @@ class Stream:
         for start in self._starts():
             raw = np.empty(min(self._tile_size, self._size - start), self._source.numpy)
             self._read(start, raw)
-            found = np.flatnonzero(~np.isfinite(raw.astype(np.float32)))
+            found = np.flatnonzero(~np.isfinite(ops.cast(raw, ops.FLOAT32)))
             if found.size and not bad:
                 first, value = start + int(found[0]), raw[found[0]]
             bad += found.size

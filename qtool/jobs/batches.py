@@ -142,7 +142,7 @@ class Batches:
         self._check(out, array)
 
     def _check(self, values: Array, array: Batch) -> None:
-        if self._refuses and not np.isfinite(values).all():
+        if self._refuses and not np.isfinite(ops.cast(values, ops.FLOAT32)).all():
             rule = f"{array.path} holds values that are not finite in float32"
             remedy = "mend them, or use --nonfinite allow"
             raise TensorError(f"tensor {self.name}", rule, remedy)

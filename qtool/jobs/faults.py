@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool import ops
 from qtool.dtypes import DType
 from qtool.tensor import operator_scale
 
@@ -16,7 +17,7 @@ Array = NDArray[Any]
 
 def scale_figures(scale: Array, dtype: DType) -> dict[str, Any]:
     """Range and special values of scales of dtype, in whatever type of that size they come."""
-    values = operator_scale(scale.reshape(-1).view(dtype.numpy)).astype(np.float64)
+    values = ops.cast(operator_scale(scale.reshape(-1).view(dtype.numpy)), ops.FLOAT64)
     finite = np.isfinite(values)
     some = bool(finite.any())
     return {

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from qtool import ops
 from qtool.formats import Source
 from qtool.jobs import screening
 from qtool.plan import Planned
@@ -64,7 +65,7 @@ def _holds_nan(source: Source, info: TensorInfo) -> bool:
         for start in range(0, info.size, _PIECE):
             piece = np.empty(min(_PIECE, info.size - start), info.dtype.numpy)
             read(start, piece)
-            if np.isnan(piece).any():
+            if np.isnan(ops.cast(piece, ops.FLOAT32)).any():
                 return True
     return False
 

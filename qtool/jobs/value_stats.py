@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool import ops
+
 BINS = 16
 _PIECE = 1 << 20
 
@@ -18,7 +20,7 @@ def figures_of(values: NDArray[Any], bins: int = BINS) -> dict[str, Any]:
     nan = inf = zeros = 0
     low, high = math.inf, -math.inf
     for piece in pieces:
-        x = _wide(values[piece])
+        x = ops.cast(values[piece], ops.FLOAT64)
         finite = np.isfinite(x)
         nan += int(np.isnan(x).sum())
         inf += int(np.isinf(x).sum())
@@ -33,7 +35,7 @@ def figures_of(values: NDArray[Any], bins: int = BINS) -> dict[str, Any]:
     squares = 0.0
     histogram = np.zeros(bins, np.int64)
     for piece in pieces:
-        x = _wide(values[piece])
+        x = ops.cast(values[piece], ops.FLOAT64)
         x = x[np.isfinite(x)] / (absmax or 1.0)  # scaled, so that squares cannot overflow
         squares += float(np.square(x).sum())
         histogram += _histogram(x, low / (absmax or 1.0), high / (absmax or 1.0), bins)
@@ -45,11 +47,6 @@ def figures_of(values: NDArray[Any], bins: int = BINS) -> dict[str, Any]:
         "outlier_ratio": 1 / rms if rms else None,
         "histogram": histogram.tolist(),
     }
-
-
-def _wide(values: NDArray[Any]) -> NDArray[np.float64]:
-    with np.errstate(invalid="ignore"):  # NaN may be a signaling one
-        return values.astype(np.float64)
 
 
 def _histogram(x: NDArray[Any], low: float, high: float, bins: int) -> NDArray[np.int64]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool import ops
 from qtool.errors import UsageError
 from qtool.formats import Source
 from qtool.jobs.samples import Samples
@@ -51,7 +52,7 @@ class _Output:
             shapes = f"its shape is {list(b.shape)}, it was {list(a.shape)}"
             self.problem = self.problem or f"output {self.name}: {shapes} (run {self.runs})"
             return
-        one, other = a.astype(np.float64), b.astype(np.float64)
+        one, other = (ops.cast(x, ops.FLOAT64) for x in (a, b))
         finite = np.isfinite(one)
         if np.isnan(one).any():
             text = f"{np.isnan(one).sum()} of {a.size} values are NaN in ORIGINAL too"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qtool import engine, report
+from qtool import engine, ops, report
 from qtool.dtypes import DType
 from qtool.engine import measuring
 from qtool.engine.measuring import Measured
@@ -168,7 +168,8 @@ class Comparison:
                     first = start + int(differ[0])
                     values = [x[differ[0]] for x in pair]
                 count += differ.size
-                has_nan |= info.dtype in SOURCE_FLOATS and bool(np.isnan(pair[1]).any())
+                if info.dtype in SOURCE_FLOATS:
+                    has_nan |= bool(np.isnan(ops.cast(pair[1], ops.FLOAT32)).any())
         if not count:
             return "holds NaN" if has_nan else None
         at = unravel(first, info.shape)
@@ -199,7 +200,7 @@ def _scale_fault(codes: Codes) -> str | None:
     over = codes.global_scale
     if over is not None and not (math.isfinite(over) and over):
         return f"its global scale is {over}"
-    values = codes.scale.astype(np.float32)
+    values = ops.cast(codes.scale, ops.FLOAT32)
     bad = np.flatnonzero(~np.isfinite(values) | (values == 0))
     if not bad.size:
         return None
@@ -211,7 +212,7 @@ def _scale_fault(codes: Codes) -> str | None:
 def _described(codes: Codes, weight: Weight, spec: QuantSpec | None) -> dict[str, Any]:
     """How a tensor is quantized, under the names of the report."""
     stored = weight.stored
-    scale = operator_scale(codes.scale, codes.global_scale).astype(np.float64)
+    scale = ops.cast(operator_scale(codes.scale, codes.global_scale), ops.FLOAT64)
     finite = scale.size and bool(np.isfinite(scale).all())
     low, high = (float(scale.min()), float(scale.max())) if finite else (None, None)
     return _how(stored.dtype, describe(stored.granularity)) | {

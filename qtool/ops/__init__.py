@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from qtool.ops.arithmetic import (
     FLOAT32,
+    FLOAT64,
     biased,
     cast,
     cast_integers,
@@ -25,6 +26,7 @@ from qtool.ops.shapes import expand, granularity_of
 
 __all__ = [
     "FLOAT32",
+    "FLOAT64",
     "SOURCES",
     "biased",
     "cast",

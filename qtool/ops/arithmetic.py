@@ -13,6 +13,7 @@ from qtool.errors import SpecError
 Array = NDArray[Any]
 
 FLOAT32 = DTYPES["float32"]
+FLOAT64 = DTYPES["float64"]
 
 
 def rounded(
@@ -134,7 +135,7 @@ def cast_integers(v: Array, dtype: DType) -> Array:
 
 def check_scale(scale: Array, thing: str) -> None:
     """Refuse a scale that, in the precision type, is zero or not finite."""
-    values = scale.astype(np.float32)
+    values = cast(scale, FLOAT32)
     bad = ~np.isfinite(values) | (values == 0)
     if bad.any():
         index = np.unravel_index(int(np.argmax(bad)), bad.shape)

@@ -61,7 +61,8 @@ def checked(hessian: Array, inputs: int, name: str) -> Array:
         raise TensorError(thing, rule, f"give ({inputs}, {inputs})")
     if resolve(hessian.dtype, thing).kind in ("bool", "complex"):
         raise TensorError(thing, f"{hessian.dtype} values", remedy)
-    h = hessian.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # of a signaling NaN
+        h = hessian.astype(np.float64)
     largest = float(max(h.max(initial=0.0), -h.min(initial=0.0)))
     if not largest <= _LARGEST:
         rule = f"its largest value is {largest:g}"
