@@ -16,7 +16,6 @@ import pytest
 from fault_cases import WEIGHTS, changed_to, model, numpy_array, safetensors
 from faults import Warm, files
 
-NOBODY = 65534
 INT8 = ["--dtype", "int8"]
 # The option's command, the suffix of its files, and a source that it must not replace.
 OUTPUTS: dict[str, tuple[list[str], str, str]] = {
@@ -117,9 +116,8 @@ def warm() -> Iterator[Warm]:
 
 @pytest.fixture(scope="module")
 def made(warm: Warm) -> Iterator[Path]:
-    """A folder with the sources, which nobody may write to."""
-    root = Path(mkdtemp(dir="/tmp"))
-    root.chmod(0o755)
+    """A folder with the sources."""
+    root = Path(mkdtemp())
     numpy_array(root)
     safetensors(root)
     model(root)
@@ -130,8 +128,6 @@ def made(warm: Warm) -> Iterator[Path]:
     for suffix in ("safetensors", "onnx"):
         done = warm.run("quantize", f"x.{suffix}", *INT8, "-o", f"q.{suffix}", "-q", root=root)
         assert done.code == 0, done
-    for path in root.iterdir():
-        path.chmod(0o755)
     yield root
     rmtree(root)
 
@@ -195,5 +191,9 @@ def test_the_source_and_what_cannot_be_there_is_refused_however_it_is_spelled(
 
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_a_folder_that_may_not_be_written_is_refused(name: str, warm: Warm, made: Path) -> None:
-    message = refused(warm, made, name, f"sub/y.{OUTPUTS[name][1]}", uid=NOBODY)
+    (made / "sub").chmod(0o555)
+    try:
+        message = refused(warm, made, name, f"sub/y.{OUTPUTS[name][1]}", ordinary=True)
+    finally:
+        (made / "sub").chmod(0o755)
     assert "cannot be written; choose a folder that you may write to" in message
