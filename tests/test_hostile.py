@@ -224,6 +224,12 @@ def test_a_recipe_may_have_many_patterns_in_a_line(tmp_path: Path) -> None:
     assert toml.read(tmp_path / "r.toml").exclude == tuple(excluded)
 
 
+def test_a_pattern_that_python_warns_of_warns_nobody(tmp_path: Path) -> None:
+    made = ok("quantize", saved(tmp_path), "--dtype", "int8", "--include", "re:[[w]", "--json",
+              "-o", tmp_path / "q.safetensors")  # fmt: skip
+    assert [row["name"] for row in made.json["tensors"]] == ["w"]
+
+
 PIPES = {
     "config": ("config.json", ["inspect", "c"]),
     "shard": ("model.safetensors", ["quantize", "c", "--dtype", "int8"]),
@@ -339,6 +345,49 @@ def test_what_a_file_says_of_its_size_allocates_nothing(
     try:
         refused(*command, path, *given)
         assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def lists(count: int) -> str:
+    return '{"a":[' + "[]," * count + "[]]}"
+
+
+def entries(count: int) -> str:
+    said = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+    return "{" + ",".join(f'"{i}":{said}' for i in range(count)) + "}"
+
+
+def values(count: int) -> str:
+    return '{"__metadata__":{' + ",".join(f'"{i}":""' for i in range(count)) + "}}"
+
+
+DENSE: list[tuple[Callable[[Path], Path], int]] = [
+    (lambda folder: with_header(folder, lists(100_000)), 1),
+    (lambda folder: with_header(folder, entries(4_000)), 0),
+    (lambda folder: with_header(folder, values(20_000)), 0),
+    (lambda folder: with_metadata(folder, lists(100_000)), 1),
+    (lambda folder: with_note(folder, lists(100_000)), 1),
+    (lambda folder: with_properties(folder, lists(100_000)), 0),
+    (lambda folder: with_config(folder, lists(100_000)), 0),
+    (lambda folder: with_index(folder, lists(100_000)), 1),
+    (lambda folder: in_file(ModelProto(ir_version=10, graph=names(4_000)), folder), 1),
+    (lambda folder: in_file(ModelProto(ir_version=10, graph=unnamed(4_000)), folder), 0),
+    (lambda folder: in_file(ModelProto(ir_version=10, graph=graphs(4_000)), folder), 0),
+]
+
+
+@pytest.mark.parametrize("case", range(len(DENSE)))
+def test_memory_is_in_proportion_to_the_file(case: int, tmp_path: Path) -> None:
+    make, code = DENSE[case]
+    path = make(tmp_path)
+    files = path.iterdir() if path.is_dir() else [path]
+    size = sum(file.stat().st_size for file in files)
+    qtool("inspect", path, "--json")  # imports what is imported late
+    tracemalloc.start()
+    try:
+        assert qtool("inspect", path, "--json").code == code
+        assert tracemalloc.get_traced_memory()[1] < (1 << 20) + 120 * size
     finally:
         tracemalloc.stop()
 
