@@ -15,6 +15,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 from command import int8, metadata, ok, process, qtool, refused, report
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
@@ -520,6 +521,32 @@ def test_a_long_name_may_say_whose_an_array_is(option: str, tmp_path: Path) -> N
     np.save(tmp_path / "h.npy", np.eye(32, dtype=np.float32)[: 16 if "imp" in option else 32])
     ok("quantize", saved(tmp_path, **{name: WEIGHT}), "--dtype", "int8", option,
        f"{name}={tmp_path / 'h.npy'}", "-o", tmp_path / "q.safetensors")  # fmt: skip
+
+
+def test_a_constant_that_nobody_can_read_is_left_alone(tmp_path: Path) -> None:
+    made = readers(1)
+    value = initializer("", WEIGHT)
+    made.node.insert(0, helper.make_node("Constant", [], [], value=value))
+    path = in_file(ModelProto(ir_version=10, graph=made), tmp_path)
+    for options in (["--dtype", "int8"], ["--dtype", "int4", "--block-size", "16"]):
+        ok("quantize", path, *options, "-o", tmp_path / "q.onnx", "--force")
+        stored = onnx.load(tmp_path / "q.onnx").graph.node
+        assert [node.attribute[0].t for node in stored if node.op_type == "Constant"] == [value]
+
+
+def test_attributes_without_a_type_are_copied(tmp_path: Path) -> None:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1])
+    node.attribute.add(name="odd")
+    stored = initializer("w", WEIGHT.reshape(16, 8, 4))
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 9])
+    made = ModelProto(ir_version=10, graph=GraphProto(node=[node], initializer=[stored]))
+    made.graph.input.append(value)
+    made.opset_import.add(version=21)
+    ok("dynamic", in_file(made, tmp_path), "--graph", "-o", tmp_path / "q.onnx")
+    (product,) = (
+        n for n in onnx.load(tmp_path / "q.onnx").graph.node if n.op_type == "ConvInteger"
+    )
+    assert list(product.attribute) == list(node.attribute)
 
 
 @pytest.mark.parametrize("output", ["w", "d"])
