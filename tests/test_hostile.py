@@ -15,6 +15,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 from command import int8, metadata, ok, process, qtool, refused, report
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
@@ -224,6 +225,12 @@ def test_a_recipe_may_have_many_patterns_in_a_line(tmp_path: Path) -> None:
     assert toml.read(tmp_path / "r.toml").exclude == tuple(excluded)
 
 
+def test_a_pattern_that_python_warns_of_warns_nobody(tmp_path: Path) -> None:
+    made = ok("quantize", saved(tmp_path), "--dtype", "int8", "--include", "re:[[w]", "--json",
+              "-o", tmp_path / "q.safetensors")  # fmt: skip
+    assert [row["name"] for row in made.json["tensors"]] == ["w"]
+
+
 PIPES = {
     "config": ("config.json", ["inspect", "c"]),
     "shard": ("model.safetensors", ["quantize", "c", "--dtype", "int8"]),
@@ -339,6 +346,49 @@ def test_what_a_file_says_of_its_size_allocates_nothing(
     try:
         refused(*command, path, *given)
         assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def lists(count: int) -> str:
+    return '{"a":[' + "[]," * count + "[]]}"
+
+
+def entries(count: int) -> str:
+    said = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+    return "{" + ",".join(f'"{i}":{said}' for i in range(count)) + "}"
+
+
+def values(count: int) -> str:
+    return '{"__metadata__":{' + ",".join(f'"{i}":""' for i in range(count)) + "}}"
+
+
+DENSE: list[tuple[Callable[[Path], Path], int]] = [
+    (lambda folder: with_header(folder, lists(100_000)), 1),
+    (lambda folder: with_header(folder, entries(4_000)), 0),
+    (lambda folder: with_header(folder, values(20_000)), 0),
+    (lambda folder: with_metadata(folder, lists(100_000)), 1),
+    (lambda folder: with_note(folder, lists(100_000)), 1),
+    (lambda folder: with_properties(folder, lists(100_000)), 0),
+    (lambda folder: with_config(folder, lists(100_000)), 0),
+    (lambda folder: with_index(folder, lists(100_000)), 1),
+    (lambda folder: in_file(ModelProto(ir_version=10, graph=names(4_000)), folder), 1),
+    (lambda folder: in_file(ModelProto(ir_version=10, graph=unnamed(4_000)), folder), 0),
+    (lambda folder: in_file(ModelProto(ir_version=10, graph=graphs(4_000)), folder), 0),
+]
+
+
+@pytest.mark.parametrize("case", range(len(DENSE)))
+def test_memory_is_in_proportion_to_the_file(case: int, tmp_path: Path) -> None:
+    make, code = DENSE[case]
+    path = make(tmp_path)
+    files = path.iterdir() if path.is_dir() else [path]
+    size = sum(file.stat().st_size for file in files)
+    qtool("inspect", path, "--json")  # imports what is imported late
+    tracemalloc.start()
+    try:
+        assert qtool("inspect", path, "--json").code == code
+        assert tracemalloc.get_traced_memory()[1] < (1 << 20) + 120 * size
     finally:
         tracemalloc.stop()
 
@@ -471,6 +521,32 @@ def test_a_long_name_may_say_whose_an_array_is(option: str, tmp_path: Path) -> N
     np.save(tmp_path / "h.npy", np.eye(32, dtype=np.float32)[: 16 if "imp" in option else 32])
     ok("quantize", saved(tmp_path, **{name: WEIGHT}), "--dtype", "int8", option,
        f"{name}={tmp_path / 'h.npy'}", "-o", tmp_path / "q.safetensors")  # fmt: skip
+
+
+def test_a_constant_that_nobody_can_read_is_left_alone(tmp_path: Path) -> None:
+    made = readers(1)
+    value = initializer("", WEIGHT)
+    made.node.insert(0, helper.make_node("Constant", [], [], value=value))
+    path = in_file(ModelProto(ir_version=10, graph=made), tmp_path)
+    for options in (["--dtype", "int8"], ["--dtype", "int4", "--block-size", "16"]):
+        ok("quantize", path, *options, "-o", tmp_path / "q.onnx", "--force")
+        stored = onnx.load(tmp_path / "q.onnx").graph.node
+        assert [node.attribute[0].t for node in stored if node.op_type == "Constant"] == [value]
+
+
+def test_attributes_without_a_type_are_copied(tmp_path: Path) -> None:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1])
+    node.attribute.add(name="odd")
+    stored = initializer("w", WEIGHT.reshape(16, 8, 4))
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 9])
+    made = ModelProto(ir_version=10, graph=GraphProto(node=[node], initializer=[stored]))
+    made.graph.input.append(value)
+    made.opset_import.add(version=21)
+    ok("dynamic", in_file(made, tmp_path), "--graph", "-o", tmp_path / "q.onnx")
+    (product,) = (
+        n for n in onnx.load(tmp_path / "q.onnx").graph.node if n.op_type == "ConvInteger"
+    )
+    assert list(product.attribute) == list(node.attribute)
 
 
 @pytest.mark.parametrize("output", ["w", "d"])

@@ -49,10 +49,10 @@ class IntegerNodes:
         if node.op_type == "Gemm" and attribute(node, "transA", 0):
             codes = self._add("Transpose", [codes], output, perm=[1, 0])
         inputs = [codes, weight.codes, zero_point, weight.zero_point]
-        is_conv = node.op_type == "Conv"
-        kept = {a.name: helper.get_attribute_value(a) for a in node.attribute if is_conv}
         inputs = inputs if weight.zero_point else inputs[:3]
-        product = self._add(weight.product.operator, inputs, output, **kept)
+        product = self._add(weight.product.operator, inputs, output)
+        if node.op_type == "Conv":
+            self._made[-1].attribute.extend(node.attribute)
         product = self._add("Cast", [product], output, to=TensorProto.FLOAT)
         scale = self._add("Mul", [scale, weight.scale], output)
         result = self._add("Mul", [product, scale], output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
 
@@ -53,7 +54,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     if not pattern.startswith(_REGULAR):
         return re.compile(r"\A" + fnmatch.translate(pattern))
     try:
-        return re.compile(pattern[3:])
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            return re.compile(pattern[3:])  # where [[ may once mean something else
     except (re.error, OverflowError, RecursionError) as error:
         rule = f"is not a regular expression ({error})"
         raise UsageError(f"pattern {pattern!r}", rule, "see Python's re") from error

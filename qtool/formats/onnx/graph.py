@@ -174,8 +174,8 @@ def _node_names(nodes: Iterable[NodeProto]) -> Iterator[str]:
 
 
 def constant_value(node: NodeProto) -> TensorProto | None:
-    """The tensor of a Constant node that holds one in its attribute `value`."""
-    if node.op_type == "Constant" and node.domain in STANDARD:
+    """The tensor that a Constant node gives out of its attribute `value`."""
+    if node.op_type == "Constant" and node.domain in STANDARD and node.output:
         for attribute in node.attribute:
             if attribute.name == "value" and attribute.type == AttributeProto.TENSOR:
                 value: TensorProto = attribute.t
@@ -190,7 +190,7 @@ def stored(body: GraphProto | FunctionProto) -> Iterator[tuple[str, TensorProto]
             yield tensor.name, tensor
     for node in body.node:
         value = constant_value(node)
-        if value is not None and node.output:
+        if value is not None:
             yield node.output[0], value
 
 

@@ -92,7 +92,7 @@ class Scope:
         inputs = {value.name for value in self._graph.input}
         found = {t.name: t for t in self._graph.initializer if t.name not in inputs}
         for node in self._graph.node:
-            if (constant := onnx_graph.constant_value(node)) is not None and node.output:
+            if (constant := onnx_graph.constant_value(node)) is not None:
                 found[node.output[0]] = constant
         return {name: tensor for name, tensor in found.items() if _is_small(tensor)}
 
