@@ -13,6 +13,8 @@ from command import ok
 from pages import HOSTILE, data, edited, quantized, weights
 from PIL import Image
 
+from qtool.render.page.markdown import escaped
+
 ROOT = Path(__file__).parents[1]
 DIGITS = ROOT / "examples" / "digits.safetensors"
 
@@ -33,12 +35,12 @@ def test_the_markdown(report: Path) -> None:
     assert lines[:3] == [
         "# weights.q.safetensors",
         "",
-        "2 quantized tensors\\: int4 /32. 8.3 kB became 2.1 kB, 3.91 times smaller.",
+        "2 quantized tensors: int4 /32. 8.3 kB became 2.1 kB, 3.91 times smaller.",
     ]
     record = found["tensors"][0]
     clipped = f"{record['clipped_fraction']:.3%}" if record["clipped"] else "0"
     row = (
-        r"| x\|\<b\>\`y\`\_\*\[l\]\(http\://e.org\) | int4 /32 | 16x64 "
+        r"| x\|\<b\>\`y\`\_\*\[l\](http\://e.org) | int4 /32 | 16x64 "
         f"| {record['sqnr_db']:.2f} | {record['relative_error']:.4f} "
         f"| {record['max_abs_error']:.3g} | {clipped} | 5.00 | 4.1 kB | 640 B |"
     )
@@ -64,6 +66,25 @@ def test_markdown_shows_any_name_as_it_is(name: str, report: Path) -> None:
     shown = re.sub(r"\\(?=[^\w\s])", "", cell).replace("&#8203;", "").strip()
     assert shown == ("red" if "red" in name else name)
     assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("1. a", r"1\. a"),
+        ("12) a", r"12\) a"),
+        ("1.5 a. (b)", "1.5 a. (b)"),
+        ("- a - b", r"\- a - b"),
+        ("+1", r"\+1"),
+        ("# a", r"\#&#8203; a"),
+        ("int4: a:b", "int4: a:b"),
+        ("a :tada: b", r"a \:tada: b"),
+        ("https://a", r"https\://a"),
+        ("{{ a }} {% b %} {c}", r"\{{ a }} \{% b %} {c}"),
+    ],
+)
+def test_what_means_something_to_markdown_where_it_stands(text: str, shown: str) -> None:
+    assert escaped(text) == shown
 
 
 def test_the_table_of_values_has_every_figure_in_full(report: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import os
 import signal
 import sys
@@ -73,6 +74,8 @@ def explained(error: QtoolError | MemoryError | OSError) -> tuple[list[str], int
         return ["out of memory: use a machine with more, or smaller tensors"], 1
     if isinstance(error, UnsupportedOperation):  # see process()
         return ["standard output: is closed; redirect it to a file"], 1
+    if error.errno == errno.ENOSPC and error.filename is None:  # files are OutputErrors
+        return ["standard output: cannot be written: No space left on device; free some space"], 1
     where = f"{error.filename}: " if error.filename is not None else ""
     return [f"{where}{error.strerror or error}"], 1
 

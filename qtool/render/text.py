@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 _PIPE_WIDTH = 10_000
+_LEAST_WIDTH = 40  # columns; a table shows nothing in fewer
 _NAME_WIDTH = 16  # columns that a name gets on the narrowest terminal
 _PART = re.compile(r"[^./:]+[./:]*|[./:]+")  # a word of a name and the separators after it
 _NUMBER = re.compile(r"(?<!\d)\d{1,4}(?!\d)")
@@ -32,6 +33,7 @@ def stream(*, err: bool) -> Console:
     columns = os.environ.get("COLUMNS", "")
     if not console.is_terminal and not (columns.isdecimal() and int(columns)):
         console.width = _PIPE_WIDTH
+    console.width = max(console.width, _LEAST_WIDTH)
     return console
 
 

@@ -9,7 +9,10 @@ from typing import Any
 from qtool.render.page import facts
 from qtool.render.page.figures import columns, plain, rows, shape, way
 
-_SPECIAL = re.compile(r"[\\`*_{}\[\]()#+!|<>~&$@:]")
+# Punctuation with a meaning: anywhere; in an address, an emoji, a template; where a line starts.
+_SPECIAL = re.compile(
+    r"[\\`*_\[\]|<>~&$@#]|:(?=//|[\w+-]+:)|\{(?=[{%])|^[-+]|^\d+[.)](?=\s|$)", re.ASCII
+)
 
 
 def document(report: Mapping[str, Any], _pictures: Mapping[str, Any]) -> bytes:
@@ -19,7 +22,7 @@ def document(report: Mapping[str, Any], _pictures: Mapping[str, Any]) -> bytes:
 
 def escaped(text: str) -> str:
     """Text that Markdown shows as it is: no link, HTML, emphasis, code, mention or table cell."""
-    text = _SPECIAL.sub(lambda found: "\\" + found[0], text)
+    text = _SPECIAL.sub(lambda found: f"{found[0][:-1]}\\{found[0][-1]}", text)
     return re.sub(r"(?i)[@#]|\bwww(?=\.)", r"\g<0>&#8203;", text)  # GitHub reads these after all
 
 
