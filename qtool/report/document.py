@@ -54,7 +54,7 @@ def read_report(path: str | Path) -> dict[str, Any]:
     """The report in a file, its names and figures checked. Raises FormatError for what is none."""
     thing = str(path)
     try:
-        report = json.loads(_text(Path(path)), parse_constant=_refuse)
+        report = json.loads(_text(Path(path)), parse_constant=_refuse, parse_float=_finite)
     except OSError as error:
         raise FormatError(thing, f"cannot be read ({error.strerror})", _REMEDY) from None
     except UnicodeDecodeError:
@@ -85,6 +85,10 @@ def _text(path: Path) -> str:
 
 def _refuse(token: str) -> NoReturn:
     raise ValueError(f"it holds {token}")
+
+
+def _finite(digits: str) -> float:
+    return value if math.isfinite(value := float(digits)) else _refuse(digits[:20])
 
 
 def _check(report: Mapping[str, Any], thing: str) -> None:
