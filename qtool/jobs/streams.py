@@ -227,6 +227,5 @@ def check_report(path: Path | None, others: Sequence[Path], *, force: bool) -> N
 def write_report(report: Report, path: Path | None) -> None:
     """The report as JSON, whole or not at all."""
     if path is not None:
-        with files.replacing(path) as temporary:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.writelines(pieces(report))
+        with files.replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            file.writelines(pieces(report))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
@@ -57,6 +58,22 @@ def replace(body: Body, nodes: Mapping[str, Sequence[NodeProto]]) -> None:
             _insert(graph.node, index, rest.pop(node.output[0]))
     for made in reversed(rest.values()):
         _insert(graph.node, 0, made)
+
+
+def exchange(body: Body, nodes: Mapping[int, Sequence[NodeProto]]) -> None:
+    """Put nodes in the place of others, which are given by id(), all of them at once."""
+    graph = body.proto
+    before = list(graph.node)  # they keep their identities
+    graph.node.extend(made for node in before for made in nodes.get(id(node), ()))
+    new = iter(list(graph.node[len(before) :]))
+    after: list[NodeProto] = []
+    for node in before:
+        made = nodes.get(id(node))
+        after += [node] if made is None else islice(new, len(made))
+    gone = [node for node in before if id(node) in nodes]
+    places = {id(node): place for place, node in enumerate([*after, *gone])}
+    graph.node.sort(key=lambda node: places[id(node)])  # in place: nothing is copied
+    del graph.node[len(after) :]
 
 
 def remove(body: Body, names: Collection[str]) -> None:
