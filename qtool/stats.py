@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Context, Decimal
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from qtool.spec import Shape
 
 Array = NDArray[Any]
 
+_EXACT = Context(prec=20)  # libm's logarithms are not the same on every processor
 _SUMS, _WEIGHTED = 5, 3  # how many there are
 
 
@@ -238,7 +240,9 @@ def exceeds(new: float, old: float) -> bool:
 
 def decibels(signal: float, noise: float) -> float | None:
     """The ratio of two sums of squares; None where one of them is 0 or not finite."""
-    return 10 * math.log10(signal / noise) if _positive(signal) and _positive(noise) else None
+    if not _positive(signal) or not _positive(noise):
+        return None
+    return 10 * float(_EXACT.log10(Decimal(signal / noise)))
 
 
 def _root(value: float | None) -> float | None:

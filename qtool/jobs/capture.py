@@ -177,7 +177,7 @@ class _Job:
         with formats.sink(container, path, entries, {}) as sink:
             for names in groups:
                 wanted = self._distinct(names)
-                moments = Moments(wanted, is_diagonal=is_diagonal)
+                moments = Moments(wanted, self._threads, is_diagonal=is_diagonal)
                 self._run(wanted, moments)
                 for name in names:
                     self.rows[name] = moments.rows(self._operands[name])

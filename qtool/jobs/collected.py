@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.formats import files, write_at
+from qtool.rounding import hessian
 
 if TYPE_CHECKING:
     from qtool.formats.onnx.operands import Operand
@@ -60,10 +61,11 @@ class Spool:
 
 
 class Moments:
-    """Sums over the rows x, in float64: of x x^T, or of x^2 alone."""
+    """Sums over the rows x, in float64: of x x^T, less than zero, or of x^2 alone."""
 
-    def __init__(self, operands: Iterable[Operand], *, is_diagonal: bool) -> None:
+    def __init__(self, operands: Iterable[Operand], jobs: int, *, is_diagonal: bool) -> None:
         self._is_diagonal = is_diagonal
+        self._jobs = jobs
         self._sums = {o: np.zeros((o.features,) * (1 if is_diagonal else 2)) for o in operands}
         self._rows = dict.fromkeys(self._sums, 0)
 
@@ -72,8 +74,11 @@ class Moments:
         self._rows[operand] += len(rows)
         step = max(_ROWS // operand.features, operand.features)
         for start in range(0, len(rows), step):
-            x = rows[start : start + step].astype(np.float64)
-            self._sums[operand] += np.square(x).sum(axis=0) if self._is_diagonal else x.T @ x
+            x = rows[start : start + step]
+            if self._is_diagonal:
+                self._sums[operand] += np.square(x.astype(np.float64)).sum(axis=0)
+            else:
+                hessian.subtract_products(self._sums[operand], x, self._jobs)
 
     def rows(self, operands: Sequence[Operand]) -> int:
         """How many rows there are of all of them."""
@@ -81,5 +86,7 @@ class Moments:
 
     def mean(self, operands: Sequence[Operand]) -> Array:
         """The sum over the rows of all of them, divided by their number, as float32."""
-        total = sum(self._sums[operand] for operand in operands)
-        return np.asarray(total / max(self.rows(operands), 1), np.float32)
+        rows = self.rows(operands)
+        total = sum((self._sums[operand] for operand in operands), np.zeros(()))
+        found = total / max(rows, 1) if self._is_diagonal else hessian.mean(total, rows)
+        return np.asarray(found, np.float32)

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -126,7 +127,7 @@ def _above_sqnr(found: Sequence[Curve], sqnr: float, order: dict[str, int]) -> l
     energy = math.fsum(
         squares(stats)[0] for curve in found for stats in next(iter(curve.values())).stats
     )
-    budget = energy / 10 ** (sqnr / 10)
+    budget = energy / float(Decimal(10) ** (Decimal(sqnr) / 10))  # libm's powers differ
     while (places := allocate(units, budget)) is not None:
         ways = [[*curve.values()][i] for curve, i in zip(found, places, strict=True)]
         reached = _sqnr(ways, order)

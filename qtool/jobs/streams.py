@@ -14,7 +14,7 @@ from qtool import formats
 from qtool.dtypes import DTypeLike, resolve
 from qtool.errors import OutputError, QtoolError, UsageError, usage_errors
 from qtool.formats import files, scratch
-from qtool.report import Report, is_report, to_json
+from qtool.report import Report, is_report, pieces
 
 if TYPE_CHECKING:
     from qtool.formats.onnx import OnnxSource
@@ -227,5 +227,5 @@ def check_report(path: Path | None, others: Sequence[Path], *, force: bool) -> N
 def write_report(report: Report, path: Path | None) -> None:
     """The report as JSON, whole or not at all."""
     if path is not None:
-        with files.replacing(path) as temporary:
-            temporary.write_text(to_json(report), encoding="utf-8")
+        with files.replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            file.writelines(pieces(report))

@@ -69,10 +69,10 @@ class _Output:
         with np.errstate(over="ignore", invalid="ignore"):
             error = y - x
             self.elements += x.size
-            self.aa += float(x @ x)
-            self.bb += float(y @ y)
-            self.ab += float(x @ y)
-            self.ee += float(error @ error)
+            self.aa += float((x * x).sum())
+            self.bb += float((y * y).sum())
+            self.ab += float((x * y).sum())
+            self.ee += float((error * error).sum())
             self.largest = max(self.largest, float(np.abs(error).max(initial=0)))
 
     def figures(self) -> dict[str, Any]:

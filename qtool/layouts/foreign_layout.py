@@ -72,11 +72,12 @@ class Layout:
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether these are codes in this layout."""
-        codes, scale = (candidate.get(ending) for ending, _ in (self.codes, self.scale))
+        codes = candidate.get(self.codes[0])
+        if codes is None or not _is_one_of(self.codes[1], codes.dtype, codes.dtype.is_integer):
+            return False  # as most tensors are not
+        scale = candidate.get(self.scale[0])
         return (
-            codes is not None
-            and scale is not None
-            and _is_one_of(self.codes[1], codes.dtype, codes.dtype.is_integer)
+            scale is not None
             and _is_one_of(self.scale[1], scale.dtype, scale.dtype.kind == "float")
             and all(candidate.get(ending) is not None for ending in self.needs)
             and self.when(candidate)

@@ -88,13 +88,15 @@ class OnnxDequantized:
         self._consumers = Consumers(self._bodies)
         self._labels = Labels(self._bodies)
         self._training = onnx_graph.training_reads(self._model)
-        self._made: dict[str, tuple[TensorProto, Dequantizer]] = {}
         self.folded: list[Folded] = []
         found = dequantizers(self._bodies, source)
-        inner = [one.scale for one in found if one.scale and self._gives_scales(one.scale, found)]
-        for dequantizer in found:
-            if dequantizer not in inner:
-                self._fold(dequantizer)
+        readers: dict[int, set[int]] = {}  # by the identity of the node that gives their scales
+        for one in found:
+            if one.scale:
+                readers.setdefault(id(one.scale), set()).add(id(one.node))
+        inner = [one for one in found if self._gives_scales(one, readers.get(id(one), set()))]
+        gone = {id(one) for one in inner}
+        self._made = self._fold_all([one for one in found if id(one) not in gone])
         self._nbits = NBitsFolding(source, self._model, self._bodies, dtype, self._names)
         for name, weight in self._nbits.weights.items():
             read = self._nbits.read_as[name]
@@ -144,42 +146,53 @@ class OnnxDequantized:
         with reading as codes:
             restore(codes, write, name)
 
-    def _gives_scales(self, inner: Dequantizer, found: Sequence[Dequantizer]) -> bool:
-        """Whether a node's result is read as the scale of other nodes that are folded alone."""
-        outer = [one.node for one in found if one.scale is inner]
+    def _gives_scales(self, inner: Dequantizer, readers: Set[int]) -> bool:
+        """Whether a node's result is read as the scale of nodes that are folded, by id(), alone."""
         uses = self._consumers.of(inner.place)
-        is_scale = all(use.index == 1 and any(use.node is node for node in outer) for use in uses)
-        return is_scale and not self._is_given(inner.place)
+        is_scale = all(use.index == 1 and id(use.node) in readers for use in uses)
+        return bool(readers) and is_scale and not self._is_given(inner.place)
 
     def _is_given(self, place: Place) -> bool:
         """Whether a tensor is an output of its graph, or training reads it."""
         is_output = place.name in self._bodies[place.body].outputs
         return is_output or (place.body == 0 and place.name in self._training)
 
-    def _fold(self, found: Dequantizer) -> None:
-        """Put a stored tensor, and a Cast where needed, in the place of a node."""
+    def _fold_all(self, found: Sequence[Dequantizer]) -> dict[str, tuple[TensorProto, Dequantizer]]:
+        """Put stored tensors in the places of nodes: together, as one by one takes time that grows
+        with the square of their number. Returns what is stored, by label."""
+        names: list[dict[str, tuple[str, Dequantizer]]] = [{} for _ in self._bodies]
+        nodes: list[dict[int, list[NodeProto]]] = [{} for _ in self._bodies]
+        for one in found:
+            label, stored = self._fold(one, nodes[one.body.number])
+            names[one.body.number][stored] = label, one
+        tensors = {}
+        for body in self._bodies:
+            editing.exchange(body, nodes[body.number])
+            for stored, tensor in editing.held([body], names[body.number]).items():
+                tensors[names[body.number][stored][0]] = tensor
+        made = {label: one for by_name in names for label, one in by_name.values()}
+        return {label: (tensors[label], one) for label, one in made.items()}
+
+    def _fold(self, found: Dequantizer, nodes: dict[int, list[NodeProto]]) -> tuple[str, str]:
+        """Store a tensor, whose label and name are returned; nodes: what comes in the places of
+        others, by id(), with a Cast where needed."""
         body, read, granularity = found.body, found.place.name, found.granularity
-        nodes = body.proto.node
         label = read_label = self._labels.of(found.place)
-        index = _index(nodes, found.node)
-        del nodes[index]
-        stored = read
+        stored, casts = read, []
         if found.result != self._dtype.code and (merged := self._cast_of(found.place)):
             stored = merged.output[0]
             label = self._labels.of(Place(body.number, stored))
-            del nodes[_index(nodes, merged)]
+            nodes[id(merged)] = []
         elif found.result != self._dtype.code:
             stored = self._names.fresh(f"{read}_{self._dtype}")
             name = self._names.fresh(f"{read}_Cast")
-            cast = helper.make_node("Cast", [stored], [read], name, to=found.result)
-            nodes.insert(index, cast)
+            casts = [helper.make_node("Cast", [stored], [read], name, to=found.result)]
         tensor = onnx_tensor.tensor_proto(stored, self._dtype, found.shape)
-        for constant in editing.store(body, [tensor]):
-            nodes.insert(index, constant)
-        self._made[label] = (editing.held([body], [stored])[stored], found)
+        nodes[id(found.node)] = [*editing.store(body, [tensor]), *casts]
         is_factor = found.node.output[0] in self._factors
         shape, parts = found.shape, (granularity, found, is_factor)
         self.folded.append(Folded(label, read_label, found.dtype, shape, *parts))
+        return label, stored
 
     def _cast_of(self, place: Place) -> NodeProto | None:
         """The Cast to the wanted type, in the same body, that is all that reads a tensor."""
@@ -201,7 +214,3 @@ class OnnxDequantized:
         for body in self._bodies:
             unused = {p.name for p in places if p.body == body.number and not consumers.is_read(p)}
             editing.remove(body, unused - (self._training if body.number == 0 else set()))
-
-
-def _index(nodes: Sequence[NodeProto], node: NodeProto) -> int:
-    return next(index for index, other in enumerate(nodes) if other is node)

@@ -12,7 +12,7 @@ from qtool.report.build import (
     tool,
     totals,
 )
-from qtool.report.document import is_report, read_report, to_json
+from qtool.report.document import is_report, pieces, read_report, to_json
 
 Report = dict[str, Any]
 
@@ -21,6 +21,7 @@ __all__ = [
     "build",
     "build_planned",
     "is_report",
+    "pieces",
     "planned_record",
     "read_report",
     "tensor_record",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,17 +12,64 @@ from qtool.errors import FormatError
 from qtool.report.build import VERSION
 from qtool.report.figures import FIGURES
 
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 _REMEDY = "give a report that qtool has written"
 
 
 def to_json(report: Mapping[str, Any], *, indent: int | None = 2) -> str:
     """The report as strict JSON: no NaN, no Infinity, and no bytes of names of files that are no
     text: they are written as \\xff. indent None: in one line."""
-    separators = (",", ":") if indent is None else None
-    text = json.dumps(report, indent=indent, separators=separators, allow_nan=False)
-    if "\\ud" in text and (clean := _clean(report)) != report:
-        return to_json(clean, indent=indent)
-    return text + "\n"
+    return "".join(pieces(report)) if indent else _encoded(report) + "\n"
+
+
+def pieces(report: Mapping[str, Any]) -> Iterator[str]:
+    """What to_json() gives, record by record: all of it may be much larger than the report."""
+    before, start = "{", "\n    "
+    for key, value in report.items():
+        yield f"{before}\n  {_encoded(key)}: "
+        if isinstance(value, list | tuple) and value:
+            for number, item in enumerate(value):
+                yield f"{',' if number else '['}{start}{_indented(item, start)}"
+            yield "\n  ]"
+        else:
+            yield _indented(value, "\n  ")
+        before = ","
+    yield "\n}\n"
+
+
+def _indented(value: Any, start: str) -> str:
+    """As json.dumps(indent=2) has it, in half the time. start: of a line."""
+    encode = _SCALARS.get(type(value))
+    if encode is not None:
+        return encode(value)
+    inner = f"{start}  "
+    if value and isinstance(value, Mapping):
+        items = [f"{_encoded(key)}: {_indented(held, inner)}" for key, held in value.items()]
+        return f"{{{inner}{f',{inner}'.join(items)}{start}}}"
+    if value and isinstance(value, list | tuple):
+        items = [_indented(held, inner) for held in value]
+        return f"[{inner}{f',{inner}'.join(items)}{start}]"
+    return _encoded(value)
+
+
+def _encoded(value: Any) -> str:
+    text = _ENCODER.encode(value)
+    if "\\ud" in text and (clean := _clean(value)) != value:
+        return _ENCODER.encode(clean)
+    return text
+
+
+def _number(value: float) -> str:
+    return float.__repr__(value) if math.isfinite(value) else _ENCODER.encode(value)
+
+
+_SCALARS: Mapping[type, Callable[[Any], str]] = {
+    str: _encoded,
+    int: int.__repr__,
+    float: _number,
+    bool: lambda value: "true" if value else "false",
+    type(None): lambda value: "null",
+}
 
 
 def _clean(value: Any) -> Any:

@@ -32,21 +32,31 @@ def mean_of_products(batches: Iterable[Array], inputs: int, jobs: int) -> tuple[
     """
     total, rows = np.zeros((inputs, inputs)), 0
     for batch in batches:
-        x = batch.astype(np.float64)
-        compiled = kernels_pay(x.size * inputs)
+        subtract_products(total, batch, jobs)
+        rows += len(batch)
+    return mean(total, rows), rows
 
-        def strip(start: int, x: Array = x, compiled: bool = compiled) -> None:
-            stop = min(start + _STRIP, inputs)
-            part, columns = total[start:stop, start:], x[:, start:stop]
-            subtract_product(part, columns.T, x[:, start:], compiled=compiled)
 
-        in_order(strip, range(0, inputs, _STRIP), jobs, lambda _: None)
-        rows += len(x)
-    total /= -max(rows, 1)
-    for start in range(0, inputs, _STRIP):
+def subtract_products(total: Array, batch: Array, jobs: int) -> None:
+    """Subtract x x^T of all samples x from a matrix, in its upper triangle alone."""
+    x, inputs = batch.astype(np.float64), batch.shape[1]
+    compiled = kernels_pay(x.size * inputs)
+
+    def strip(start: int) -> None:
         stop = min(start + _STRIP, inputs)
+        part, columns = total[start:stop, start:], x[:, start:stop]
+        subtract_product(part, columns.T, x[:, start:], compiled=compiled)
+
+    in_order(strip, range(0, inputs, _STRIP), jobs, lambda _: None)
+
+
+def mean(total: Array, rows: int) -> Array:
+    """What subtract_products() has made of zeros and of so many samples, as their mean."""
+    total /= -max(rows, 1)
+    for start in range(0, len(total), _STRIP):
+        stop = min(start + _STRIP, len(total))
         total[stop:, start:stop] = total[start:stop, stop:].T
-    return total, rows
+    return total
 
 
 def checked(hessian: Array, inputs: int, name: str) -> Array:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.dtypes import DType
+from qtool.scales.logarithm import log
 
 Array = NDArray[Any]
 
@@ -145,7 +146,7 @@ def _divergence(p: Array, q: Array) -> Array:
     p, q = _smoothed(p), _smoothed(q)
     p /= p.sum(axis=1, keepdims=True)
     q /= q.sum(axis=1, keepdims=True)
-    return np.where(has_none, np.inf, (p * np.log(p / q)).sum(axis=1))
+    return np.where(has_none, np.inf, (p * log(p / q)).sum(axis=1))
 
 
 def _smoothed(counts: Array) -> Array:

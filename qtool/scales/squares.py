@@ -7,6 +7,7 @@ even and kept within the window, and the rest in float64, added in the order of 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,8 @@ class Grid:
         """Smaller quotients get codes up to half of the last one."""
         if self.dtype.is_integer:
             return float(np.floor(last / 2)) + 0.5
-        step = 2.0 ** (np.floor(np.log2(last / 2)) - self.dtype.limits.nmant)
-        return last / 2 + float(step) / 2
+        exponent = math.frexp(last / 2)[1] - 1
+        return last / 2 + math.ldexp(1.0, exponent - int(self.dtype.limits.nmant)) / 2
 
     @property
     def form(self) -> tuple[int, int]:

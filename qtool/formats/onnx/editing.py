@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
@@ -49,14 +50,32 @@ def replace(body: Body, nodes: Mapping[str, Sequence[NodeProto]]) -> None:
     if isinstance(graph, GraphProto):
         _drop(graph.initializer, nodes)
         _drop(graph.input, nodes)
-    rest = dict(nodes)
-    for index in reversed(range(len(graph.node))):
-        node = graph.node[index]
+    rest, places = dict(nodes), {}
+    found = list(graph.node)
+    for node in reversed(found):
         if onnx_graph.constant_value(node) is not None and node.output[0] in rest:
-            del graph.node[index]
-            _insert(graph.node, index, rest.pop(node.output[0]))
-    for made in reversed(rest.values()):
-        _insert(graph.node, 0, made)
+            places[id(node)] = rest.pop(node.output[0])
+    exchange(body, places, first=[node for made in rest.values() for node in made])
+
+
+def exchange(
+    body: Body, nodes: Mapping[int, Sequence[NodeProto]], first: Sequence[NodeProto] = ()
+) -> None:
+    """Put nodes in the place of others, which are given by id(), and first ones before all: all at
+    once, as one by one takes time that grows with the square of their number."""
+    graph = body.proto
+    before = list(graph.node)  # they keep their identities
+    graph.node.extend(first)
+    graph.node.extend(made for node in before for made in nodes.get(id(node), ()))
+    new = iter(list(graph.node[len(before) :]))
+    after = list(islice(new, len(first)))
+    for node in before:
+        made = nodes.get(id(node))
+        after += [node] if made is None else islice(new, len(made))
+    gone = [node for node in before if id(node) in nodes]
+    places = {id(node): place for place, node in enumerate([*after, *gone])}
+    graph.node.sort(key=lambda node: places[id(node)])  # in place: nothing is copied
+    del graph.node[len(after) :]
 
 
 def remove(body: Body, names: Collection[str]) -> None:
@@ -65,17 +84,12 @@ def remove(body: Body, names: Collection[str]) -> None:
     if isinstance(graph, GraphProto):
         for values in (graph.initializer, graph.input, graph.value_info):
             _drop(values, names)
-    for index in reversed(range(len(graph.node))):
-        if graph.node[index].output and graph.node[index].output[0] in names:
-            del graph.node[index]
-
-
-def _insert(nodes: Any, index: int, made: Sequence[NodeProto]) -> None:
-    for node in reversed(made):
-        nodes.insert(index, node)
+    found = list(graph.node)
+    exchange(body, {id(node): () for node in found if node.output and node.output[0] in names})
 
 
 def _drop(values: Any, names: Collection[str]) -> None:
-    for index in reversed(range(len(values))):
-        if values[index].name in names:
-            del values[index]
+    kept = sum(value.name not in names for value in values)
+    if kept < len(values):
+        values.sort(key=lambda value: value.name in names)
+        del values[kept:]
