@@ -37,7 +37,7 @@ class Session:
     """
 
     def __init__(self, content: bytes, folder: Path, name: str, threads: int) -> None:
-        os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # it would tell its maker of the model and machine
+        os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # which would go to its maker
         try:
             import onnxruntime
         except ImportError as error:
