@@ -27,4 +27,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if not sys.flags.safe_path:  # what lies in the current folder is not to be imported
+        del sys.path[0]
     main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ class Session:
     """
 
     def __init__(self, content: bytes, folder: Path, name: str, threads: int) -> None:
+        os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # which would go to its maker
         try:
             import onnxruntime
         except ImportError as error:

@@ -9,6 +9,9 @@ from hypothesis import settings
 # readline, which pytest imports, sets it; tests that want a width say so.
 os.environ.pop("COLUMNS", None)
 
+# onnxruntime, which many tests run by themselves, would tell its maker.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+
 # The same examples every time; nothing is stored.
 settings.register_profile("qtool", deadline=None, derandomize=True, database=None, print_blob=True)
 settings.load_profile("qtool")

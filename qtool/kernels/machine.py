@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import stat
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,36 +25,14 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from qtool.errors import QtoolError
+from qtool.kernels.signatures import SIGNATURES
+
 Array = NDArray[Any]
 Note = Callable[[str], None]
 
-# The module of every kernel and its parameters: i, an integer, d, a float64, or a pointer to
-# elements of a NumPy type.
-_SOURCE = "f4* u2* i i"
-_PLACE = "i8* i i"
-_CODES = f"{_SOURCE} f4* f4* i {_PLACE} i f4* i4* i i u1* u2*"
-_GROUPS = "f4* u2* i f4* i f4* i8* i8* i8* i i"
-SIGNATURES: dict[str, tuple[str, str]] = {
-    "find_absmax": ("groups", f"{_SOURCE} {_PLACE} i i4* f4*"),
-    "find_minmax": ("groups", f"{_SOURCE} {_PLACE} i i4* i4* f4*"),
-    "divide": ("quotients", "f4* i d f8* i8* f4*"),
-    "quantize": ("tiles", f"{_CODES} f8* i8* i4* f8* f8* f4* f4* f4* f4* f4* u2* u4* u8* i4*"),
-    "encode": ("tiles", f"{_CODES} f4* f4* f4* u2* u4* u8* i8*"),
-    "optimal": (
-        "optimal",
-        "f4* f4* i i i f4* i i4* i f8* i i i i f4* i4* u1* f4* f4* f4* i4* f8* f4* f8* f4* f4* f4* "
-        "f4* f4* i4* i4* f4* i4* i f8* f8* i f4*",
-    ),
-    "dequantize": ("decode", "u1* u2* i i i i f4* i f4* f4* i i8* i f4* f4* f4* u2*"),
-    "search": (
-        "search",
-        f"{_GROUPS} i i4* d d d i8* f4* i i8* i i8* i8* f4* f4* f4* f4* f8* f8* f4* f4*",
-    ),
-    "add_costs": ("search", f"{_GROUPS} i i4* d i f4* f4* f4* f4* f4* f8* f8*"),
-    "subtract_product": ("product", "f8* i f8* i f8* i i i i f8*"),
-}
-
 _FOLDER = Path(__file__).parent
+_SETTINGS = ".numba_config.yaml"  # of whatever the current folder is
 _DIGEST = xxhash.xxh3_128().digest_size
 # Before its own parameters a function takes where to put a result and an exception; it has neither.
 _unused = ctypes.create_string_buffer(8)
@@ -108,7 +88,13 @@ def load(note: Note | None = None) -> dict[str, Any]:
 
 def is_kept() -> bool:
     """Whether load() need not compile, as far as can be told without reading the code."""
-    return bool(_loaded) or any((folder / _file_name()).is_file() for folder in _folders())
+    if _loaded:
+        return True
+    for folder in _folders():
+        with suppress(OSError):
+            if _is_safe((folder / _file_name()).stat()):
+                return True
+    return False
 
 
 def _check_room(nbytes: int) -> None:
@@ -169,17 +155,29 @@ def _file_name() -> str:
 
 
 def _folders() -> Iterator[Path]:
-    """Where the code may be kept: in the package, or else in the user's cache."""
+    """Where the code may be kept: in the package, or else in the user's cache. A relative path,
+    which would be one in the current folder, is none (XDG Base Directory Specification)."""
     yield _FOLDER / "__pycache__"
+    named = os.environ.get("XDG_CACHE_HOME", "")
     with suppress(RuntimeError):  # there is no home
-        yield Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "qtool")
+        place = Path(named if os.path.isabs(named) else "~/.cache").expanduser()
+        if place.is_absolute():
+            yield place / "qtool"
+
+
+def _is_safe(file: os.stat_result) -> bool:
+    """Whether nobody wrote a file but this user, or who could change qtool itself."""
+    writers = (os.getuid(), _FOLDER.stat().st_uid, 0)
+    return file.st_uid in writers and not file.st_mode & stat.S_IWOTH
 
 
 def _stored_code() -> bytes | None:
-    """What _store() has kept; None where nothing is there or it is damaged."""
+    """What _store() has kept; None where nothing is there, it is damaged or another user's."""
     for folder in _folders():
-        with suppress(OSError):
-            content = (folder / _file_name()).read_bytes()
+        with suppress(OSError), (folder / _file_name()).open("rb") as file:
+            if not _is_safe(os.fstat(file.fileno())):
+                continue
+            content = file.read()
             digest, code = content[:_DIGEST], content[_DIGEST:]
             if xxhash.xxh3_128(code).digest() == digest:
                 return code
@@ -207,6 +205,9 @@ def _compiled_code(note: Note | None) -> bytes:
     if note is not None:
         note("compiling kernels, once for this machine...")
     _check_room(_COMPILING)
+    if "numba" not in sys.modules and Path(_SETTINGS).exists():
+        rule = "numba would take it for settings, and kernels are to be compiled"
+        raise QtoolError(_SETTINGS, rule, "run qtool in another folder")
     import numba
 
     config: Any = numba.config

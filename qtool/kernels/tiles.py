@@ -1,6 +1,6 @@
 """One tile of a tensor, in parts that stay in a core's L1 cache: the functions that are called.
 
-Their parameters are those of machine.SIGNATURES. All memory is given: nothing is allocated.
+Their parameters are those of signatures.SIGNATURES. All memory is given: nothing is allocated.
 
 x, bits, form: the source's elements as float32 and as uint16, which of the two they are in, and
 as what: 0 float32, 1 bfloat16, 2 float16. n: their number. layout: see geometry.layout(). start:

@@ -1,12 +1,15 @@
 """A report as a document: a page of HTML, Markdown, a table of values, or one picture.
 
-The only importer of jinja2 and matplotlib, which the extra `report` brings.
+The only importer of jinja2 and matplotlib.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from qtool.errors import QtoolError
@@ -29,7 +32,8 @@ def drawer(kind: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], bytes]
     module, libraries = _MODULES[kind]
     for library in libraries:
         try:
-            importlib.import_module(library)
+            with _without_settings():
+                importlib.import_module(library)
         except ImportError as error:
             raise QtoolError(
                 f".{kind}", f"needs {library}", f"install it: pip install {library}"
@@ -37,6 +41,22 @@ def drawer(kind: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], bytes]
     document: Callable[[Mapping[str, Any], Mapping[str, Any]], bytes]
     document = importlib.import_module(f"qtool.render.page.{module}").document
     return document
+
+
+@contextmanager
+def _without_settings() -> Iterator[None]:
+    """Let matplotlib be imported without a word, and without a user's settings or those of a file
+    in the current folder, which could have it run LaTeX on what is drawn."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where it keeps its list of fonts
+    os.environ["MATPLOTLIBRC"] = os.devnull
+    os.environ.pop("MPLBACKEND", None)
+    here = os.open(".", os.O_PATH)
+    try:
+        os.chdir("/")
+        yield
+    finally:
+        os.fchdir(here)
+        os.close(here)
 
 
 def written(result: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,8 +22,6 @@ COLORS = {
 }
 HEAT = "viridis"  # light and dark themes show both of its ends
 _CLOSE = 120  # lines that can be told apart over the width of a histogram
-
-logging.getLogger("matplotlib").setLevel(logging.ERROR)  # that it builds its list of fonts
 
 
 @contextmanager
