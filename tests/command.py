@@ -92,6 +92,11 @@ def process(*args: str | Path, **options: Any) -> subprocess.CompletedProcess[by
     return subprocess.run([*PYTHON, *args], capture_output=True, timeout=60, check=False, **options)
 
 
+def unmeasured() -> dict[str, str]:
+    """The environment, but for what has coverage.py run, write and import in child processes."""
+    return {k: v for k, v in os.environ.items() if k != "COLUMNS" and "COVERAGE" not in k}
+
+
 def strict(text: str) -> Any:
     """JSON without the tokens that JSON does not have."""
 

@@ -27,6 +27,7 @@ from command import (
     refused,
     stored,
     strict,
+    unmeasured,
 )
 from onnx import helper
 from safetensors.numpy import load_file, save_file
@@ -452,7 +453,8 @@ def test_a_file_that_cannot_grow_keeps_the_old_output(
     target = tmp_path / f"y.{container}"
     target.write_bytes(OLD)
     before = {p.name for p in tmp_path.iterdir()}
-    done = process(command, path, "-o", target, "--force", *options, preexec_fn=limit_files)
+    arguments = [command, path, "-o", target, "--force", *options]
+    done = process(*arguments, preexec_fn=limit_files, env=unmeasured())
     assert done.returncode == 1
     assert done.stderr.decode() == (
         f"qtool: {target}: cannot be written: File too large; raise the limit on the size of files "

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import PYTHON, described, ok, qtool, refused, report
+from command import PYTHON, described, ok, qtool, refused, report, unmeasured
 from safetensors.numpy import save_file
 
 from qtool.cli import config
@@ -347,7 +347,8 @@ def test_toml_is_loaded_only_where_there_is_a_file(folder: Path) -> None:
         "try: main()\nexcept SystemExit: pass\nprint('loaded', 'tomllib' in sys.modules)"
     )
     for expected in (b"False", b"True"):
-        done = subprocess.run([sys.executable, "-c", show], capture_output=True, check=True)
+        command = [sys.executable, "-c", show]
+        done = subprocess.run(command, capture_output=True, check=True, env=unmeasured())
         assert done.stdout.rpartition(b"loaded ")[2].strip() == expected
         configure("quiet = true\n")
 

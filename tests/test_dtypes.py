@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from typing import Any
 
@@ -194,3 +195,7 @@ def test_resolve_target_refuses_what_quantize_linear_does_not_produce(name: str)
     assert str(error.value) == (
         f"dtype: QuantizeLinear does not produce {name}; use one of {', '.join(TARGET_NAMES)}"
     )
+
+
+def test_a_type_that_another_process_was_sent_is_its_own_row() -> None:
+    assert pickle.loads(pickle.dumps(DTYPES["int4"])) is DTYPES["int4"]

@@ -509,3 +509,41 @@ def test_dynamic_semantics_refuse_nan_whatever_is_allowed() -> None:
     spec = QuantSpec("uint8", PerTensor(), semantics="dynamic", nonfinite="allow")
     with pytest.raises(TensorError, match=r"^tensor w: nan at \[0\]"):
         quantize(np.array([np.nan], np.float32), spec, name="w")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            QuantSpec("uint8", PerTensor(), symmetric=False, negative_scale=True),
+            "negative_scale: only symmetric grids of integers have a larger side to choose; leave "
+            "it out, or give scales",
+        ),
+        (
+            QuantSpec("float8e5m2", PerTensor(), negative_scale=True),
+            "negative_scale: only symmetric grids of integers have a larger side to choose; leave "
+            "it out, or give scales",
+        ),
+        (
+            QuantSpec("int4", PerTensor(), negative_scale=True, scale_dtype="float8e8m0"),
+            "negative_scale: float8e8m0 scales have no sign; leave it out",
+        ),
+        (
+            QuantSpec("int16", PerTensor(), method="optimal"),
+            "method: optimal float32 scales of int16 take 32768 breakpoints per element; store the "
+            "scales as float16 or bfloat16, or use mse",
+        ),
+    ],
+)
+def test_scales_that_cannot_be_chosen_so_are_refused(spec: QuantSpec, message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        quantize(np.ones((3, 4), np.float32), spec)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("scale", [True, 1j])
+def test_scales_that_are_no_real_numbers_are_refused(scale: Any) -> None:
+    kind = "bool" if scale is True else "complex128"
+    with pytest.raises(SpecError) as error:
+        quantize(np.ones(3, np.float32), QuantSpec("int8", PerTensor()), scale=scale)
+    assert str(error.value).startswith(f"scale of x: {kind} values; give ")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import qtool
 from qtool import engine, scales
 from qtool.dtypes import DTYPES, resolve
-from qtool.engine import plain, weighted
+from qtool.engine import plain, tiling, weighted
 from qtool.errors import SpecError
 from qtool.kernels.searcher import CANDIDATES
 from qtool.scales import global_scale
@@ -335,3 +335,15 @@ def test_refusals(importance: Array, options: dict[str, Any], said: str) -> None
 def test_a_given_scale_is_refused() -> None:
     with pytest.raises(SpecError, match="a given scale leaves nothing to weigh"):
         qtool.quantize(BLOCKS, SPECS["blocks"], scale=1.0, importance=ONES)
+
+
+def test_a_group_too_long_for_a_window_is_searched_as_in_the_plain_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tiling, "LARGEST_WINDOW", 500)
+    x, w = BLOCKS[:20], WEIGHTS["elements"][:20]
+    spec = QuantSpec("int4", PerAxis(1), method="optimal", scale_dtype="float8e4m3fn")
+    asked = weighted.request(engine.request("x", x.shape, resolve(x.dtype), spec), w)
+    plainly, found = plain.quantize(x, asked), plain.quantize(x, asked, 2)
+    assert found.y.tobytes() == plainly.y.tobytes()
+    assert found.scale.tobytes() == plainly.scale.tobytes()

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from streaming import check_restored, check_same, values
 
 import qtool
 from qtool import engine, ops
@@ -25,7 +26,6 @@ from qtool.engine import (
     operators,
     plain,
     request,
-    restore,
     searching,
     stream,
     tiling,
@@ -45,7 +45,6 @@ from qtool.spec import (
     Tiled,
     reader_of,
 )
-from qtool.tensor import Codes, QuantizedTensor
 
 Array = NDArray[Any]
 
@@ -84,35 +83,6 @@ def onnx_granularities(shape: Shape) -> list[OnnxGranularity]:
 def granularities(shape: Shape) -> list[Granularity]:
     tiles = [(128, 128), (3, 32), (1, 5000), (5000, 1)] if len(shape) > 1 else []
     return [*onnx_granularities(shape), *map(Tiled, tiles)]
-
-
-def values(shape: Shape, dtype: Any, seed: int, *, nonfinite: bool) -> Array:
-    """Values of many magnitudes, with zeros, and NaN and Inf where asked for."""
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal(shape) * np.exp2(rng.integers(-12, 12, shape))
-    flat = x.reshape(-1)
-    flat[::7] = 0
-    flat[3::11] = -0.0
-    if nonfinite:
-        flat[[0, 50 % flat.size, 5000 % flat.size]] = np.nan, np.inf, -np.inf
-    with np.errstate(over="ignore"):
-        return np.asarray(x.astype(dtype))
-
-
-def check_same(x: Array, spec: QuantSpec, jobs: int, **parameters: Array) -> None:
-    """The streaming engine equals the plain one to the last bit."""
-    given_parameters = (parameters.get("scale"), parameters.get("zero_point"))
-    asked = request("x", x.shape, resolve(x.dtype), spec, *given_parameters)
-    assert can_stream(asked)
-    want, got = plain.quantize(x, asked), stream.quantize_array(x, asked, jobs=jobs)
-    for name in ("y", "scale", "zero_point"):
-        a, b = getattr(want, name), getattr(got, name)
-        assert (a is None) == (b is None), name
-        assert a is None or (a.dtype == b.dtype and a.tobytes() == b.tobytes()), name
-    assert want.stats.sums.tobytes() == got.stats.sums.tobytes()
-    assert want.stats.max_abs_error_at == got.stats.max_abs_error_at
-    assert want.stats.figures() == got.stats.figures()
-    assert want.outcome.describe() == got.outcome.describe()
 
 
 def specs(shape: Shape, target: str, nonfinite: str) -> Iterator[QuantSpec]:
@@ -497,26 +467,6 @@ def test_dequantizing_in_tiles_equals_the_operator(
             x = values(shape, np.float32, number, nonfinite=False)
             asked = request("x", shape, DTYPES["float32"], spec, None, None)
             check_restored(plain.quantize(x, asked), output)
-
-
-def check_restored(tensor: QuantizedTensor, output: str) -> None:
-    dtype, shape = tensor.spec.dtype, tensor.y.shape
-    stored = tensor.y.reshape(-1).view(f"u{tensor.y.itemsize}")
-    if dtype.bits < 8:
-        stored = packing_pack(tensor.y, dtype)
-    out = np.empty(shape, DTYPES[output].numpy)
-
-    def write(offset: int, data: Array) -> None:
-        out.reshape(-1).view(np.uint8)[offset : offset + data.nbytes] = data.view(np.uint8)
-
-    codes = Codes(
-        reader_of(stored.view(np.uint8)), dtype, shape, tensor.scale, tensor.zero_point,
-        tensor.spec.granularity, global_scale=tensor.global_scale,
-    )  # fmt: skip
-    restore.restore(codes, write, DTYPES[output], jobs=2, moved=lambda nbytes: None)
-    computed = "float32" if output == "float64" else output
-    want = tensor.dequantize(computed)
-    assert out.tobytes() == want.astype(DTYPES[output].numpy).tobytes()
 
 
 def test_the_grid_of_float8e4m3fn_is_what_the_format_says() -> None:

@@ -131,3 +131,35 @@ def test_kernels_for_any_processor_give_the_same_bytes(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert results[0].count("\n") == 12
     assert results[0] == results[1]
+
+
+def test_numbers_of_another_type_or_order_are_no_arguments() -> None:
+    x = np.zeros((3, 4), np.float32)
+    assert machine.address(x, "f4") == x.ctypes.data
+    for wrong in (x.astype(np.float64), x.T):
+        with pytest.raises(TypeError, match=f"{wrong.dtype}, but float32 in C order is expected"):
+            machine.address(wrong, "float32")
+
+
+def test_too_little_memory_is_an_error_and_no_end() -> None:
+    machine._check_room(1 << 20)
+    with pytest.raises(MemoryError):
+        machine._check_room(1 << 60)
+
+
+@pytest.mark.parametrize(
+    ("name", "features", "found"),
+    [
+        ("generic", None, ("generic", "")),
+        ("generic", "+avx2", ("generic", "+avx2")),
+        ("skylake-avx512", "+avx512f", ("skylake-avx512", "+avx512f,-prefer-256-bit")),
+    ],
+)
+def test_the_processor_is_the_one_that_variables_name(
+    name: str, features: str | None, found: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CPU_NAME", name)
+    monkeypatch.delenv("NUMBA_CPU_FEATURES", raising=False)
+    if features is not None:
+        monkeypatch.setenv("NUMBA_CPU_FEATURES", features)
+    assert machine._cpu.__wrapped__() == found

@@ -12,6 +12,7 @@ from qtool.dtypes import DTYPES, DType
 from qtool.engine import quantize
 from qtool.errors import SpecError
 from qtool.formats import Entry
+from qtool.layouts import mlx
 from qtool.packing import pack
 from qtool.plan import make_plan
 from qtool.recipe import Recipe
@@ -153,3 +154,14 @@ def test_the_axis_of_a_planned_spec_counts_from_the_front() -> None:
     (planned,) = make_plan([info("w", (4, 33))], recipe("int4", axis=-1, block_size=8))
     assert planned.spec is not None
     assert planned.spec.granularity == Blocked(1, 8)
+
+
+def test_what_a_layout_cannot_say_stays_and_why() -> None:
+    infos = [info("a.weight", (4, 64)), info("b.weight", (4, 66)), info("c", (4, 64))]
+    plan = make_plan(infos, recipe("uint4", block_size=32), layout=mlx)
+    assert [(p.reason, p.is_fallback) for p in plan] == [
+        (None, False),
+        ("mlx needs rows of whole blocks of 32, not of 66", True),
+        ("no weight of a linear layer or embedding, which mlx is for", True),
+    ]
+    assert [p.bytes_after for p in plan[1:]] == [i.nbytes for i in infos[1:]]

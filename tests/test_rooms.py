@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command import unmeasured
 
 import qtool
 
@@ -151,6 +152,7 @@ def loaded() -> dict[str, set[str]]:
             text=True,
             check=True,
             timeout=60,
+            env=unmeasured(),
         )
         found[name] = set(done.stdout.rpartition("loaded")[2].split())
     return found

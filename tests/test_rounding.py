@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from textbook import correlated, damped, matrix, obq, output_error
 
 import qtool
-from qtool import Blocked, PerAxis, PerTensor, QuantSpec, Tiled
+from qtool import Blocked, PerAxis, PerTensor, QuantSpec, Tiled, engine, rounding
+from qtool.dtypes import DTYPES
 from qtool.errors import SpecError, TensorError
 from qtool.jobs.activations import mean_square
 from qtool.rounding import mean_of_products, products
+from qtool.spec import TensorInfo
 
 Array = NDArray[Any]
 
@@ -327,3 +329,32 @@ def test_kernels_give_the_same_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_damped_of_the_textbook() -> None:
     np.testing.assert_array_equal(damped(np.diag([1.0, 0, 3])), np.diag([1.02, 2.0, 3.02]))
+
+
+@pytest.mark.parametrize("name", ["int4 axis", "uint4"])
+def test_scales_of_large_weights_are_those_of_the_plain_path(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w, hessian = case(SPECS[name], inputs=64, outputs=100)
+    plain = qtool.quantize(w, SPECS[name], hessian=hessian)
+    monkeypatch.setattr(engine, "kernels_pay", lambda elements: True)
+    fast = qtool.quantize(w, SPECS[name], hessian=hessian)
+    assert plain.scale.tobytes() == fast.scale.tobytes()
+    assert plain.y.tobytes() == fast.y.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("granularity", "consumer", "axis"),
+    [
+        (PerTensor(), (None, None), 1), (PerAxis(0), (None, None), 1),
+        (PerAxis(1), (None, None), 0), (Blocked(1, 2), (None, None), 1),
+        (Blocked(0, 2), (None, None), 0), (PerTensor(), (0, 1), 1), (PerTensor(), (0, None), 1),
+        (PerTensor(), (1, 0), 0), (PerTensor(), (None, 0), 0), (PerAxis(1), (0, 1), 1),
+    ],
+)  # fmt: skip
+def test_the_axis_of_inputs(
+    granularity: Any, consumer: tuple[int | None, int | None], axis: int
+) -> None:
+    output, reduced = consumer
+    info = TensorInfo("w", (4, 6), DTYPES["float32"], 96, output_axis=output, reduced_axis=reduced)
+    assert rounding.input_axis(info, granularity) == axis

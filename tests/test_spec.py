@@ -21,6 +21,7 @@ from qtool.spec import (
     bytes_of,
     describe,
     normalize_axis,
+    phrase,
     reader_of,
 )
 
@@ -366,3 +367,14 @@ def test_an_error_without_a_remedy_is_thing_and_rule() -> None:
     error = QtoolError("thing", "rule")
     assert (str(error), error.remedy) == ("thing: rule", None)
     assert str(QtoolError("thing", "rule", "remedy")) == "thing: rule; remedy"
+
+
+@pytest.mark.parametrize(
+    ("granularity", "words"),
+    [
+        (PerTensor(), "per tensor"), (PerAxis(1), "per axis 1"),
+        (Blocked(0, 32), "in blocks of 32 along axis 0"), (Tiled((2, 3)), "in tiles of 2x3"),
+    ],
+)  # fmt: skip
+def test_granularities_in_words_of_a_message(granularity: Any, words: str) -> None:
+    assert phrase(granularity) == words

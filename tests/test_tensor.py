@@ -88,3 +88,21 @@ def test_codes_of_16_bits_come_back_in_types_of_16_bits(target: str, output: str
     x = np.linspace(0, 1, 4097, dtype=np.float32)
     restored = quantize(x, QuantSpec(target, PerTensor())).dequantize(output).astype(np.float64)
     assert np.abs(restored - x).max() <= {"float16": 2.0**-12, "bfloat16": 2.0**-9}[output] + 2e-5
+
+
+@pytest.mark.parametrize("zero_point", [None, 11])
+@pytest.mark.parametrize("output", list(CODES))
+def test_a_bias_in_place_of_a_zero_point_is_rounded_and_added(
+    output: str, zero_point: int | None
+) -> None:
+    """Readers of such layouts have x_hat = (code - lowest code) * scale + bias."""
+    spec = QuantSpec("uint4", Blocked(1, 4), symmetric=False, scale_dtype="bfloat16", bias=True)
+    made = quantize(X, spec, scale=0.3, zero_point=zero_point)
+    rounded = CODES[output]
+    scale = np.float32(made.scale[0, 0])
+    assert scale == np.float32(ml_dtypes.bfloat16(0.3))
+    bias = np.float32(ml_dtypes.bfloat16(-scale * np.float32(zero_point or 0)))
+    assert made.dequantize(output).dtype == rounded
+    for value, code in zip(made.dequantize(output).flat, made.y.flat, strict=True):
+        product = rounded(rounded(code) * rounded(scale))
+        assert value == rounded(product + rounded(bias))

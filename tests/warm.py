@@ -195,7 +195,8 @@ def limited(asked: dict[str, Any]) -> None:
         if name == "RLIMIT_AS":  # more than is in use
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             value += pages * resource.getpagesize()
-        resource.setrlimit(getattr(resource, name), (value, value))
+        number = getattr(resource, name)
+        resource.setrlimit(number, (value, resource.getrlimit(number)[1]))
     for number in asked.get("closed", ()):
         os.close(number)
         setattr(sys, ("stdin", "stdout", "stderr")[number], None)
@@ -226,6 +227,8 @@ def child(asked: dict[str, Any], log: int, gates: tuple[int, int]) -> int:
         code = 70
     finally:
         sys.settrace(None)
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]  # coverage.py writes what it has seen
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

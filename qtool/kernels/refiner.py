@@ -8,7 +8,7 @@ from qtool.kernels import AROUND, LANES, MINIMA, WIDTH
 from qtool.kernels.machine import Array, Kernel, address
 
 _optimal = Kernel("optimal")
-_ROOM = 1 << 18  # candidates of a group
+_ROOM, _BREAKS = 1 << 18, 2048  # candidates of a group; breakpoints in a cell, besides its elements
 
 
 def refine(
@@ -37,7 +37,7 @@ def refine(
     floats[1:, :n] = 1
     small = np.zeros((6, WIDTH), np.float32)
     lists, errors = np.zeros((2, _ROOM + WIDTH), np.int32), np.zeros(_ROOM + WIDTH, np.int32)
-    breaks = 2048 + rows
+    breaks = _BREAKS + rows
     events, state = np.zeros(2 * breaks), np.zeros(96)
     powers = np.arange(256, dtype=np.int32) << 23
     binades = np.searchsorted(table.view(np.int32), powers).astype(np.int32)
