@@ -36,7 +36,7 @@ def dynamic_quantize_linear(
     x = float32_source(np.asarray(x), "x")
     scale, zero_point = dynamic_parameters(x.min(initial=0), x.max(initial=0), target)
     codes = rounded(x, scale, zero_point, target, FLOAT32)
-    return saturate_cast(codes, zero_point, target, qmin=qmin), scale, zero_point
+    return saturate_cast(codes, None, target, qmin=qmin), scale, zero_point
 
 
 def dynamic_parameters(low: Any, high: Any, dtype: DType) -> tuple[Array, Array]:
