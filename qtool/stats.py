@@ -227,7 +227,7 @@ def _fold(lanes: Array) -> Array:
     width = LANES
     while width > 1:
         width //= 2
-        lanes = lanes[..., :width] + lanes[..., width : 2 * width]
+        lanes = lanes[..., :width] + lanes[..., width:]
     return lanes[..., 0]
 
 
