@@ -92,7 +92,7 @@ class Stats:
             "cosine_similarity": _ratio(xy, math.sqrt(xx * yy)),
             "relative_error": _root(_ratio(ee, xx)),
         }
-        w, wxx, wee = (0.0, 0.0, 0.0) if self.weighted is None else map(float, self.weighted)
+        w, wxx, wee = (0.0,) * 3 if self.weighted is None else map(float, self.weighted)
         return figures | {
             "weighted_mse": _ratio(wee, w),
             "weighted_relative_error": _root(_ratio(wee, wxx)),
@@ -153,11 +153,11 @@ class Accumulator:
         x_hat their reconstruction in float32, and their weights, if they have any."""
         # Signalling NaN, float64 beyond float32 and infinite sums are figures here, not faults.
         with np.errstate(all="ignore"):
-            values = x.reshape(-1).astype(np.float64)
-            estimate = x_hat.reshape(-1).astype(np.float64)
-            finite = np.isfinite(x.reshape(-1).astype(np.float32, copy=False))
-            window = _window(values, finite, v.reshape(-1), estimate, self._qmin, self._qmax)
-            w = None if weights is None else weights.reshape(-1).astype(np.float64)
+            values = x.ravel().astype(np.float64)
+            estimate = x_hat.ravel().astype(np.float64)
+            finite = np.isfinite(x.ravel().astype(np.float32, copy=False))
+            window = _window(values, finite, v.ravel(), estimate, self._qmin, self._qmax)
+            w = None if weights is None else weights.ravel().astype(np.float64)
             if not finite.all():
                 values, estimate = np.where(finite, values, 0.0), np.where(finite, estimate, 0.0)
                 w = None if w is None else np.where(finite, w, 0.0)
@@ -229,7 +229,7 @@ def _fold(lanes: Array) -> Array:
     width = LANES
     while width > 1:
         width //= 2
-        lanes = lanes[..., :width] + lanes[..., width : 2 * width]
+        lanes = lanes[..., :width] + lanes[..., width:]
     return lanes[..., 0]
 
 

@@ -8,7 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from qtool.ops import dynamic_quantize_linear
+from qtool.dtypes import DTYPES
+from qtool.errors import TensorError
+from qtool.ops import dynamic_parameters, dynamic_quantize_linear
 
 # fmt: off
 VECTORS = [
@@ -88,3 +90,21 @@ def test_any_shape_has_one_scale() -> None:
     assert (y.shape, scale.shape, zero_point.shape) == ((2, 0, 3), (), ())
     y, scale, _ = dynamic_quantize_linear(np.float32(255))
     assert (y.shape, int(y), float(scale)) == ((), 255, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "scale", "zero_point"), [(0.5, 255, 1, 0), (2, 510, 2, 0), (-255, -0.5, 1, 255)]
+)
+def test_the_range_of_given_extremes_is_widened_to_zero(
+    low: float, high: float, scale: float, zero_point: int
+) -> None:
+    extremes = (np.array(low, np.float32), np.array(high, np.float32))
+    found, zero = dynamic_parameters(*extremes, DTYPES["uint8"])
+    assert (found.dtype, zero.dtype) == (np.float32, np.uint8)
+    assert (found.tolist(), zero.tolist()) == (scale, zero_point)
+
+
+def test_a_signalling_nan_is_refused_without_a_warning() -> None:
+    x = np.array([0x7F800001, 0], np.uint32).view(np.float32)
+    with pytest.raises(TensorError, match="is not finite in float32"):
+        dynamic_quantize_linear(x)

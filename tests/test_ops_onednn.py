@@ -35,8 +35,11 @@ VECTORS = [
      {"dst": "s8"}, [127, -128, 9, 127]),
     ("a zero point outside the type", f32([0, -200, 900, NAN]), [1], [300],
      {}, [255, 100, 255, 255]),
-    ("the sum is rounded to float32", f32([0.5, 0.25]), [1], [2**24], {"dst": "s8"}, [127, 127]),
-    ("a sum that loses the half", f32([-16777213.5]), [1], [2**24], {"dst": "u8"}, [2]),
+    ("a sum beyond float32's whole numbers", f32([0.5, 0.25]), [1], [2**24], {"dst": "s8"},
+     [127, 127]),
+    # 0.49999997 + 1 is the tie 1.5 in float32, and 1.49999997 in float64
+    ("the sum is rounded to float32", f32([0.49999997]), [1], [1], {}, [2]),
+    ("so is the zero point", f32([-(2**24)]), [1], [2**24 + 1], {}, [0]),
     ("channels along axis 1, the default", f32([[1, 2, 3], [4, 5, 6]]), [1, 2, 3], None,
      {"qtype": "per_channel", "dst": "s8"}, [[1, 1, 1], [4, 2, 2]]),
     ("channels along axis 0", f32([[1, 2, 3], [4, 5, 6]]), [1, 2], [0, 1],

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from strategies import Layout, any_scales, bits, layouts, scales, sources, zero_points
 
 from qtool.dtypes import DTYPES, TARGETS
-from qtool.ops import dequantize_linear, dynamic_quantize_linear, onednn_quantize, quantize_linear
+from qtool.ops import (
+    biased,
+    dequantize_linear,
+    dynamic_quantize_linear,
+    onednn_quantize,
+    quantize_linear,
+)
 
 Array = NDArray[Any]
 TARGET_NAMES = [dtype.name for dtype in TARGETS]
@@ -119,6 +125,32 @@ def test_dequantize_linear_equals_exact_arithmetic(source: str, data: st.DataObj
         for v, s, z in zip(exact(x).reshape(-1).tolist(), spread, zeros, strict=True)
     ]
     assert y.shape == layout.shape
+    assert y.dtype == DTYPES[output].numpy
+    assert list(map(repr, exact(y).reshape(-1).tolist())) == list(map(repr, expected))
+
+
+@pytest.mark.parametrize("output", PRECISIONS)
+@settings(max_examples=80)
+@given(data=st.data())
+def test_a_bias_is_added_to_the_rounded_product(output: str, data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(0, 4), max_size=3)))
+    codes = data.draw(bits("uint16", shape)).astype(np.int32)
+    scale = data.draw(any_scales(data.draw(st.sampled_from(PRECISIONS)), shape[-1:]))
+    bias = data.draw(any_scales(data.draw(st.sampled_from(PRECISIONS)), shape))
+
+    y = biased(codes, scale, bias, DTYPES[output])
+
+    fmt = oracle.FORMATS[output]
+    values = (np.broadcast_to(exact(a), shape).reshape(-1).tolist() for a in (codes, scale, bias))
+    expected = [
+        oracle.add(
+            oracle.multiply(oracle.convert(c, fmt), oracle.convert(s, fmt), fmt),
+            oracle.convert(b, fmt),
+            fmt,
+        )
+        for c, s, b in zip(*values, strict=True)
+    ]
+    assert y.shape == shape
     assert y.dtype == DTYPES[output].numpy
     assert list(map(repr, exact(y).reshape(-1).tolist())) == list(map(repr, expected))
 

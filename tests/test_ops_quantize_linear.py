@@ -231,6 +231,11 @@ def test_the_attributes_and_their_defaults_are_those_of_the_kernel_contract() ->
     assert parameters["saturate"].default is True
 
 
+def test_float8_saturates_unless_told_otherwise() -> None:
+    y = quantize_linear(f32([1e6, -INF]), f32(1), output_dtype="float8e4m3fn")
+    assert y.astype(float).tolist() == [448, -448]
+
+
 @pytest.mark.parametrize(("zero", "dtype"), [(None, np.uint8), (np.int8(0), np.int8)])
 def test_zero_means_the_default_of_output_dtype_and_precision(zero: Any, dtype: Any) -> None:
     x, scale = array("float16", [0.25, 0.45]), array("float16", 0.1)

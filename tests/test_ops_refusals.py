@@ -162,6 +162,27 @@ def test_an_unknown_type_is_refused_with_the_nearest_or_all(value: Any, right: s
 
 
 I8 = np.array([[1, 2, 3], [4, 5, 6]], np.int8)
+TIME = np.zeros((), "m8[s]")
+
+
+@pytest.mark.parametrize(
+    ("operator", "args", "thing"),
+    [
+        (quantize_linear, (TIME, ONE), "x"),
+        (quantize_linear, (X, TIME), "y_scale"),
+        (quantize_linear, (X, ONE, TIME), "y_zero_point"),
+        (dequantize_linear, (TIME, ONE), "x"),
+        (dequantize_linear, (I8, TIME), "x_scale"),
+        (dequantize_linear, (I8, ONE, TIME), "x_zero_point"),
+        (dynamic_quantize_linear, (TIME,), "x"),
+        (onednn_quantize, (TIME, [1.0]), "src"),
+    ],
+)
+def test_an_array_of_a_type_that_is_none_is_named(operator: Any, args: Any, thing: str) -> None:
+    with pytest.raises(SpecError, match=rf"^{thing}: dtype\('<m8\[s\]'\) is not an element type; "):
+        operator(*args)
+
+
 SCALE_NAMES = "float32, float16, bfloat16, float8e8m0"
 # fmt: off
 DEQUANTIZE = [

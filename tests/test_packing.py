@@ -46,6 +46,7 @@ BYTES = [
     ("a scalar", "int4", -1, "0f"),
     ("int8", "int8", [1, -1], "01ff"),
     ("int16", "int16", [1, -2], "0100feff"),
+    ("rows of int16", "int16", [[1, -2], [3, 4]], "0100feff03000400"),
     ("float8e4m3fn", "float8e4m3fn", [1, -448], "38fe"),
 ]
 # fmt: on
@@ -97,6 +98,19 @@ def test_the_order_of_memory_does_not_count(name: str) -> None:
 def test_high_bits_of_an_element_do_not_reach_its_neighbours() -> None:
     codes = np.array([0xF1, 0x02], np.uint8).view(DTYPES["int4"].numpy)
     assert pack(codes, DTYPES["int4"]).tobytes().hex() == "21"
+
+
+def test_packed_rows_are_one_stream() -> None:
+    packed = np.array([[0x21, 0x43], [0x65, 0x87]], np.uint8)
+    assert unpack(packed, DTYPES["uint4"], (2, 4)).tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+
+
+@pytest.mark.parametrize("name", ["int8", "uint8", "float8e4m3fn", "uint16"])
+def test_codes_of_whole_bytes_are_not_copied(name: str) -> None:
+    codes = array(name, [[1, 2], [3, 4]])
+    packed = pack(codes, DTYPES[name])
+    assert np.shares_memory(packed, codes)
+    assert np.shares_memory(unpack(packed, DTYPES[name], codes.shape), packed)
 
 
 @pytest.mark.parametrize(

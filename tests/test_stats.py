@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import pairwise
 from typing import Any
@@ -21,13 +22,14 @@ SIZES = [0, 1, 15, 16, 17, 31, 4095, 4096, 4097, 4111, 4112, 8191, 8192, 12301]
 
 
 def accumulate(
-    x: Array, v: Array, x_hat: Array, cuts: list[int], qmin: float = -128, qmax: float = 127
+    x: Array, v: Array, x_hat: Array, cuts: list[int], weights: Array | None = None
 ) -> Stats:
     """The Stats of x, given in pieces between the cuts."""
-    accumulator = Accumulator(qmin, qmax)
+    accumulator = Accumulator(-128, 127, weighted=weights is not None)
     edges = [0, *sorted(cuts), x.size]
     for start, stop in pairwise(edges):
-        accumulator.update(x[start:stop], v[start:stop], x_hat[start:stop])
+        w = None if weights is None else weights[start:stop]
+        accumulator.update(x[start:stop], v[start:stop], x_hat[start:stop], w)
     return accumulator.finish()
 
 
@@ -48,8 +50,10 @@ def summed_in_order(terms: list[float]) -> float:
 
 def as_tuple(stats: Stats) -> tuple[Any, ...]:
     """All that two equal Stats share, sums by their bits."""
-    scalars = [getattr(stats, name) for name in Stats.__slots__ if name != "sums"]
-    return (*map(repr, scalars), stats.sums.tobytes())
+    arrays = ("sums", "weighted")
+    scalars = [getattr(stats, name) for name in Stats.__slots__ if name not in arrays]
+    weighted = None if stats.weighted is None else stats.weighted.tobytes()
+    return (*map(repr, scalars), stats.sums.tobytes(), weighted)
 
 
 def example(size: int, seed: int, dtype: Any = np.float32) -> tuple[Array, Array, Array]:
@@ -76,7 +80,51 @@ def test_sums_are_added_in_the_stated_order(size: int) -> None:
         summed_in_order([a * b for a, b in pairs]),
         summed_in_order([b * b for _, b in pairs]),
     ]
-    assert [s.hex() for s in sums.tolist()] == [w.hex() for w in wanted]
+    assert [s.hex() for s in sums.tolist()] == [s.hex() for s in wanted]
+
+
+@pytest.mark.parametrize("cuts", [[], [100, 4097, 4098]], ids=str)
+@pytest.mark.parametrize("size", SIZES)
+def test_weighted_sums_are_added_in_the_stated_order(size: int, cuts: list[int]) -> None:
+    x, v, x_hat = example(size, seed=size)
+    x[::97], x[3::89] = np.nan, np.inf
+    w = np.random.default_rng(size).lognormal(size=size).astype(np.float32)
+    weighted = accumulate(x, v, x_hat, [min(c, size) for c in cuts], w).weighted
+    assert weighted is not None
+    zero = (0.0, 0.0, 0.0)
+    terms = [
+        (float(c), float(a), float(b)) if math.isfinite(a) else zero
+        for a, b, c in zip(x, x_hat, w, strict=True)
+    ]
+    wanted = [
+        summed_in_order([c for c, _, _ in terms]),
+        summed_in_order([c * (a * a) for c, a, _ in terms]),
+        summed_in_order([c * ((b - a) * (b - a)) for c, a, b in terms]),
+    ]
+    assert [s.hex() for s in weighted.tolist()] == [s.hex() for s in wanted]
+
+
+def test_weighted_figures_by_hand() -> None:
+    x, x_hat = np.array([[1.25], [-2]], np.float32), np.array([[1], [-2]], np.float32)
+    accumulator = Accumulator(-128, 127, weighted=True)
+    accumulator.update(x, np.rint(x), x_hat, np.array([[4], [1]], np.int8))
+    figures = accumulator.finish().figures()
+    assert figures["weighted_mse"] == 0.25 / 5
+    assert figures["weighted_relative_error"] == math.sqrt(0.25 / 10.25)
+    assert figures["weighted_sqnr_db"] == 10 * math.log10(10.25 / 0.25)
+
+
+def test_without_weights_there_are_no_weighted_figures() -> None:
+    accumulator = Accumulator(-128, 127)
+    accumulator.update(*example(100, seed=3))
+    stats = accumulator.finish()
+    assert stats.weighted is None
+    weighted = {k: v for k, v in stats.figures().items() if k.startswith("weighted")}
+    assert weighted == {
+        "weighted_mse": None,
+        "weighted_relative_error": None,
+        "weighted_sqnr_db": None,
+    }
 
 
 @pytest.mark.parametrize("size", [5, 16, 4097, 12301])
@@ -119,6 +167,94 @@ def test_tensors_merge_in_order() -> None:
     errors = np.concatenate([abs(x_hat - x.astype(np.float64)) for x, _, x_hat in parts])
     assert total.max_abs_error == errors.max()
     assert total.max_abs_error_at == errors.argmax()
+
+
+EMPTY, PLAIN = Stats(), Stats(elements=1)
+ONE, TWO = (Stats(elements=1, weighted=np.array([k, 2.0 * k, 3.0])) for k in (1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("parts", "weighted"),
+    [
+        ([], None),
+        ([ONE], [1.0, 2.0, 3.0]),
+        ([ONE, TWO], [3.0, 6.0, 6.0]),
+        ([EMPTY, ONE, EMPTY, TWO, EMPTY], [3.0, 6.0, 6.0]),
+        ([PLAIN], None),
+        ([PLAIN, ONE], None),
+        ([ONE, PLAIN], None),
+        ([ONE, PLAIN, TWO], None),
+    ],
+)
+def test_weighted_sums_of_tensors_that_all_have_weights_merge(
+    parts: list[Stats], weighted: list[float] | None
+) -> None:
+    total = Stats()
+    for part in parts:
+        total.merge(part)
+    assert (None if total.weighted is None else total.weighted.tolist()) == weighted
+    assert total.elements == sum(part.elements for part in parts)
+
+
+def test_infinite_sums_merge_without_a_warning() -> None:
+    total = Stats(sums=np.array([1, np.inf, np.inf, -np.inf, 1]))
+    total.merge(Stats(sums=np.array([2, np.inf, -np.inf, np.inf, 0])))
+    assert repr(total.sums.tolist()) == "[3.0, inf, nan, nan, 1.0]"
+
+
+def test_stats_come_back_from_json_to_the_last_bit() -> None:
+    x, v, x_hat = example(5000, seed=2)
+    x[7], x[8], x[9] = np.nan, np.inf, 0
+    weights = np.random.default_rng(2).lognormal(size=5000)
+    for stats in (
+        accumulate(x, v, x_hat, [], weights),
+        accumulate(x, v, x_hat, []),
+        accumulate(x[:3], v[:3], np.full(3, np.nan, np.float32), []),
+        Stats(),
+    ):
+        text = json.dumps(stats.to_json())
+        back = Stats.from_json(json.loads(text))
+        assert as_tuple(back) == as_tuple(stats)
+        assert (back.sums.dtype, json.dumps(back.to_json())) == (np.float64, text)
+
+
+def test_json_of_stats_by_hand() -> None:
+    stats = Stats(
+        elements=9,
+        nan_count=1,
+        inf_count=2,
+        zero_count=3,
+        clipped_low=4,
+        clipped_high=5,
+        flushed_to_zero=6,
+        min=-0.1,
+        max=3.0,
+        max_abs_error=math.nan,
+        max_abs_error_at=7,
+        sums=np.array([0.1, 0, -1, math.inf, 2]),
+        weighted=np.array([1, 0.5, 0.25]),
+    )
+    assert stats.to_json() == {
+        "elements": 9,
+        "nan_count": 1,
+        "inf_count": 2,
+        "zero_count": 3,
+        "clipped_low": 4,
+        "clipped_high": 5,
+        "flushed_to_zero": 6,
+        "min": "-0x1.999999999999ap-4",
+        "max": "0x1.8000000000000p+1",
+        "max_abs_error": "nan",
+        "max_abs_error_at": 7,
+        "sums": [
+            "0x1.999999999999ap-4",
+            "0x0.0p+0",
+            "-0x1.0000000000000p+0",
+            "inf",
+            "0x1.0000000000000p+1",
+        ],
+        "weighted": ["0x1.0000000000000p+0", "0x1.0000000000000p-1", "0x1.0000000000000p-2"],
+    }
 
 
 @pytest.mark.parametrize("cuts", [[], [1], [2], [3], [1, 2, 3, 4]], ids=str)

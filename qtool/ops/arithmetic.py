@@ -58,8 +58,7 @@ def scaled(codes: Array, scale: Array, zero_point: Array | None, output: DType) 
 def biased(codes: Array, scale: Array, bias: Array, output: DType) -> Array:
     """codes * scale + bias, the product and the sum each rounded once to output."""
     with np.errstate(over="ignore", invalid="ignore"):
-        product = cast(codes.astype(np.float32), output) * cast(scale, output)
-        return np.asarray(product + cast(bias, output))
+        return np.asarray(cast(codes, output) * cast(scale, output) + cast(bias, output))
 
 
 def cast(x: Array, dtype: DType) -> Array:

@@ -36,14 +36,14 @@ def dynamic_quantize_linear(
     x = float32_source(np.asarray(x), "x")
     scale, zero_point = dynamic_parameters(x.min(initial=0), x.max(initial=0), target)
     codes = rounded(x, scale, zero_point, target, FLOAT32)
-    return saturate_cast(codes, zero_point, target, qmin=qmin), scale, zero_point
+    return saturate_cast(codes, None, target, qmin=qmin), scale, zero_point
 
 
 def dynamic_parameters(low: Any, high: Any, dtype: DType) -> tuple[Array, Array]:
     """y_scale and y_zero_point of dynamic_quantize_linear for float32 values in [low, high]."""
     qmin, qmax = np.float32(_dynamic_qmin(dtype)), np.float32(dtype.qmax)
     low, high = np.minimum(low, np.float32(0)), np.maximum(high, np.float32(0))
-    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # invalid: a signalling NaN
         scale = np.float32((high - low) / (qmax - qmin))
     if not np.isfinite(scale):
         raise TensorError(
@@ -54,8 +54,8 @@ def dynamic_parameters(low: Any, high: Any, dtype: DType) -> tuple[Array, Array]
     if low == high:
         return np.array(1, np.float32), np.array(0, dtype.numpy)
     scale = max(scale, np.finfo(np.float32).smallest_subnormal)
-    zero_point = np.rint(np.clip(qmin - low / scale, qmin, qmax))
-    return np.array(scale, np.float32), np.array(zero_point).astype(dtype.numpy)
+    zero_point = np.rint(np.minimum(qmin - low / scale, qmax))  # low <= 0: never below qmin
+    return np.array(scale), np.array(zero_point).astype(dtype.numpy)
 
 
 def _dynamic_qmin(dtype: DType) -> float:

@@ -57,7 +57,7 @@ def onednn_quantize(
 
 def _destination(dst: DTypeLike) -> DType:
     aliases = {d.onednn: d for d in DTYPES.values() if d.onednn and d.is_target}
-    dtype = (aliases.get(dst) if isinstance(dst, str) else None) or resolve(dst, "dst")
+    dtype = aliases.get(str(dst)) or resolve(dst, "dst")
     if dtype not in aliases.values():
         raise SpecError("dst", f"oneDNN Quantize does not produce {dst}", "use " + names(aliases))
     return dtype
@@ -73,7 +73,7 @@ def _zero_points(zps: Any, channels: int, dtype: DType) -> Array:
 
 
 def _list(values: Any, channels: int, thing: str) -> Array:
-    array = np.asarray(values).reshape(-1)
+    array = np.asarray(values)
     if array.size != channels:
         raise SpecError(thing, f"{array.size} values", f"exactly {channels} are needed")
     return array
