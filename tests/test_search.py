@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +15,8 @@ import qtool
 from qtool.dtypes import DTYPES
 from qtool.errors import SpecError
 from qtool.scales import global_scale
-from qtool.scales.search import Grid, proposed
+from qtool.scales.search import Grid, best, proposed
+from qtool.scales.stages import stages
 from qtool.spec import Blocked, PerAxis, PerTensor, QuantSpec, Tiled
 
 Array = NDArray[Any]
@@ -306,3 +309,97 @@ def test_values_that_are_not_finite_have_no_part_in_the_search(name: str) -> Non
     found, expected = quantized(x, name, 32, **options), quantized(zeroed, name, 32, **options)
     assert found.scale.tobytes() == expected.scale.tobytes()
     assert DTYPES[name] == found.spec.dtype
+
+
+OCTAVE = 1 << 23  # float32 numbers from one to its double
+
+
+def steps(low: int, high: int, part: int) -> list[int]:
+    return [math.floor(Fraction(k, part) * OCTAVE) for k in range(low, high + 1)]
+
+
+def halves(*parts: int) -> list[list[tuple[int, int]]]:
+    return [[(math.floor(Fraction(k * OCTAVE, part)), 0) for k in (-1, 1)] for part in parts]
+
+
+NEAR, BOTH = [(0, -1), (0, 1)], [(0, -1), (0, 1), (0, -2), (0, 2)]
+ALL = [(0, sign << k) for k in range(6) for sign in (-1, 1)]
+AGAIN = [(step, 0) for step in steps(-3, 2, 4)]
+WEIGHTED = sorted({*steps(-8, 1, 12), *steps(-22, -1, 4)})
+PLANS = {
+    "int4": ("int4", {}, 256, False, [0], steps(-5, 1, 8), halves(24)),
+    "int4, long": ("int4", {}, 257, False, [0], steps(-22, 1, 4), halves(8, 16, 32, 64)),
+    "int4, any sign": ("int4", {"negative_scale": True}, 32, False, [0, 1], steps(-5, 3, 8),
+                       halves(24)),
+    "int4, weighted": ("int4", {}, 32, True, [0], sorted({*WEIGHTED, *steps(-5, 1, 8)}),
+                       halves(8, 16, 24, 32, 48)),
+    "int4, long, weighted": ("int4", {}, 300, True, [0], steps(-22, 1, 4), halves(8, 16, 32, 64)),
+    "int2": ("int2", {}, 32, False, [0], steps(-8, 1, 4), halves(8, 16, 32)),
+    "int2, any sign": ("int2", {"negative_scale": True}, 32, False, [0, 1], steps(-8, 1, 4),
+                       halves(8, 16, 32)),
+    "uint2": ("uint2", {}, 32, False, [0, -1, 1], steps(-8, 1, 4),
+              [NEAR, *halves(8, 16, 32), NEAR]),
+    "uint4": ("uint4", {}, 32, False, [0], steps(-5, 1, 8), [BOTH, *halves(24), NEAR]),
+    "uint4, long": ("uint4", {}, 999, False, [0], steps(-22, 1, 4),
+                    [BOTH, AGAIN, BOTH, *halves(8, 16, 32, 64), NEAR]),
+    "int8": ("int8", {}, 32, False, [0], steps(-3, 15, 128), halves(256)),
+    "uint8": ("uint8", {}, 32, False, [0], steps(-3, 15, 128), [ALL, *halves(256), NEAR]),
+    "float4e2m1": ("float4e2m1", {}, 32, False, [0], steps(-6, 6, 8), halves(16, 32)),
+    "float6e2m3": ("float6e2m3", {}, 32, False, [0], steps(-2, 16, 16), halves(32)),
+    "float8e5m2": ("float8e5m2", {}, 32, False, [0], steps(-2, 16, 16), halves(32)),
+    "mx": ("float4e2m1", {"scale_dtype": "float8e8m0"}, 32, False, [0], steps(-1, 1, 1), []),
+    "mx, long": ("int8", {"scale_dtype": "float8e8m0"}, 300, False, [0], steps(-5, 1, 1), []),
+    "mx, weighted": ("int8", {"scale_dtype": "float8e8m0"}, 32, True, [0], steps(-5, 1, 1), []),
+    "float8": ("float4e2m1", {"scale_dtype": "float8e4m3fn"}, 16, False, [0], steps(-2, 6, 8), []),
+    "float8, long": ("int4", {"scale_dtype": "float8e4m3fn"}, 257, False, [0],
+                     steps(-24, 6, 8), []),
+    "float8, weighted": ("int4", {"scale_dtype": "float8e4m3fn"}, 32, True, [0],
+                         steps(-24, 6, 8), []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PLANS)
+def test_candidates_by_hand(case: str) -> None:
+    """They decide the bytes of every file that a search writes."""
+    dtype, options, length, weighted, moves, coarse, later = PLANS[case]
+    spec = QuantSpec(dtype, PerTensor(), **{"method": "mse", "scale_dtype": "float32"} | options)
+    assert spec.scale_dtype is not None
+    first, *rest = stages(spec, spec.scale_dtype, length, weighted=weighted)
+    assert first[0] == (0, 0)  # what the search begins with, which is no candidate twice
+    assert first[1:] == [(k, m) for m in moves for k in coarse if (k, m) != (0, 0)]
+    assert rest == later
+
+
+@pytest.mark.parametrize(
+    ("dtype", "unit", "width"), [("int4", 128, 15), ("uint8", 128, 255), ("float4e2m1", 1, 12)]
+)
+@pytest.mark.parametrize("over", [1.0, 4.0])
+def test_a_scale_is_taken_where_rounding_cannot_be_what_makes_it_better(
+    dtype: str, unit: int, width: int, over: float
+) -> None:
+    """Costs of 1 and 2, in steps squared, are errors that differ by more than they may be wrong."""
+    grid = Grid.of(QuantSpec(dtype, PerTensor(), method="mse"), DTYPES["float32"], over)
+    wrong = 32 * (Fraction(unit, 2**24) + Fraction(width, 2**21)) * (1 + 4)
+    bound = float(1 + Fraction(1, 2**19) + wrong)  # of errors in units of over squared
+    begin = np.ones(4, np.float32), np.zeros(4, np.float32)
+    before = np.array([bound, np.nextafter(bound, 2), np.inf, 0.5])
+
+    def cost(candidates: Array) -> Array:
+        return np.where(candidates[0] == 1 / over, before[:, None], 0.25)
+
+    found = best(*begin, cost, [[(0, 0)], [(OCTAVE, 0)]], grid, 32)
+    assert found.tolist() == [[1, 2, 1, 1], [0, 0, 0, 0]]
+
+
+def test_every_stage_goes_on_from_the_best_so_far() -> None:
+    grid = Grid.of(QuantSpec("uint8", PerTensor(), method="mse"), DTYPES["float32"], 1.0)
+
+    def cost(candidates: Array) -> Array:
+        scale, zero = 1 / candidates[0], -candidates[1]
+        return ((scale - 8) ** 2 + (zero - 5) ** 2 + 1) / scale**2
+
+    begin = np.ones(2, np.float32), np.array([2, 7], np.float32)
+    plan = [[(0, 0), (OCTAVE, 0), (2 * OCTAVE, 0)], [(OCTAVE, 0), (0, 1)], [(0, -1), (0, 1)]]
+    scale, zero = best(*begin, cost, [*plan, plan[2], plan[2]], grid, 1)
+    assert scale.tolist() == [8, 8]
+    assert zero.tolist() == [5, 5]
