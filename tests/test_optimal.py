@@ -14,6 +14,9 @@ from qtool import scales
 from qtool.dtypes import DTYPES
 from qtool.errors import SpecError
 from qtool.scales import optimal
+from qtool.scales.bounds import bounds, unclipped
+from qtool.scales.bounds import windows as windows_between
+from qtool.scales.squares import UNCLIPPED, Best, Grid, Groups
 from qtool.spec import Blocked, PerTensor, QuantSpec
 
 Array = NDArray[Any]
@@ -356,3 +359,108 @@ def test_the_kernel_gives_the_same_bits(target: str, options: dict[str, Any], st
         for a, b in zip(plain, fast, strict=True):
             assert (a is None) == (b is None)
             assert a is None or b is None or a.tobytes() == b.tobytes()
+
+
+BOUNDED = [
+    ("int4", {}), ("int4", {"negative_scale": True}), ("uint4", {"symmetric": True}),
+    ("uint2", {"symmetric": False}), ("uint8", {"symmetric": False}), ("float4e2m1", {}),
+    ("float8e4m3fn", {}),
+]  # fmt: skip
+
+
+def begun(
+    blocks: Array, target: str, options: dict[str, Any], weights: Array | None = None
+) -> tuple[Groups, Best]:
+    """Groups, and the start as the best so far."""
+    spec = a_spec(target, "bfloat16", **options)
+    scale, zero = start(blocks, spec, "bfloat16", 1.0)
+    window = np.zeros(len(blocks), np.int32)
+    if not spec.symmetric and zero is not None:
+        window = zero.astype(np.int32) - int(spec.qmin)
+    groups = Groups(blocks, weights, Grid(spec, DTYPES["bfloat16"]), DTYPES["bfloat16"])
+    return groups, Best(groups, scale.astype(np.float32), window)
+
+
+@pytest.mark.parametrize("is_weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize(("target", "options"), BOUNDED, ids=str)
+def test_the_best_scale_is_looked_for_between_the_bounds_of_the_proofs(
+    target: str, options: dict[str, Any], is_weighted: bool
+) -> None:
+    blocks, weights = BLOCKS[::3], None
+    if is_weighted:
+        weights = np.random.default_rng(8).random(blocks.shape).astype(np.float32)
+        weights[weights < 0.3] = 0
+    groups, best = begun(blocks, target, options, weights)
+    spec = a_spec(target, "bfloat16", **options)
+    ends = windows(spec, "bfloat16")
+    unhalved = 2.0**-40
+    numbers = range(len(ends)) if spec.symmetric else [UNCLIPPED]
+    found = [bounds(groups, best, window, unhalved) for window in numbers]
+    above, below = groups.reach(best.error)
+    for number, row in enumerate(blocks.astype(np.float64)):
+        weight = np.ones(SIZE) if weights is None else weights[number].astype(np.float64)
+        x = np.where(weight > 0, row, 0)
+        most, least = max(x.max(), 0), max(-x.min(), 0)
+        # clipping at reach costs more than what is known, and a bit farther out it does not
+        for side, top, end in ((x, most, above[number]), (-x, least, below[number])):
+            inside = (weight * np.maximum(side - end - top / 4096, 0) ** 2).sum()
+            outside = (weight * np.maximum(side - end, 0) ** 2).sum()
+            assert inside <= best.error[number] * (1 + 2e-9)
+            assert outside > best.error[number] * (1 + 1e-10) or end == 0
+        for (sign, low, high), (lower, upper) in zip(ends, found, strict=False):
+            up, down = (high, -low) if sign > 0 else (-low, high)
+            if spec.symmetric:
+                lowest = max(above[number] / up, below[number] / down)
+                highest = max(most / halfway(target, up), least / halfway(target, down))
+            else:
+                lowest = (above[number] + below[number]) / (high - low)
+                highest = (most + least) / ((high - low) // 2)
+            zeros = 2 * max(most, least) / float(smallest_code(target))
+            highest = min(max(highest, unhalved), zeros)
+            if groups.is_huge[number]:
+                highest = zeros
+            slack = 1 + 2.0**-20
+            assert lower[number] == pytest.approx(lowest / slack, rel=1e-14, abs=0)
+            assert upper[number] == pytest.approx(highest * slack, rel=1e-14, abs=0)
+
+
+def codes_of(target: str) -> list[float]:
+    """The positive ones, in order."""
+    if target in oracle.INTEGERS:
+        return [float(k) for k in range(1, 257)]
+    return sorted({float(value) for value, _ in oracle.CODES[target] if value > 0})
+
+
+def smallest_code(target: str) -> float:
+    return codes_of(target)[0]
+
+
+def halfway(target: str, last: float) -> float:
+    """The quotient from which on codes are beyond half of the last one."""
+    codes = [0.0, *codes_of(target)]
+    beyond = next(i for i, code in enumerate(codes) if code > last / 2)
+    return (codes[beyond - 1] + codes[beyond]) / 2
+
+
+@pytest.mark.parametrize("target", ["uint2", "uint8"])
+def test_windows_that_clip_nothing_and_those_that_clip_too_much_are_known(target: str) -> None:
+    blocks = BLOCKS[np.abs(BLOCKS).max(axis=1) < 1e30][::2]
+    groups, best = begun(blocks, target, {"symmetric": False})
+    width = oracle.INTEGERS[target][1]
+    above, below = groups.reach(best.error)
+    for factor in (0.5, 1.0, 1.3):
+        which = np.flatnonzero(groups.absmax > 0)
+        scale = (best.scale[which] * factor).astype(np.float32)
+        which, scale = which[scale > 0], scale[scale > 0]
+        fits, window = unclipped(groups, which, scale)
+        pairs, kept = windows_between(groups, best, which, scale)
+        slack = scale.astype(np.float64) * (1 + 2.0**-20)
+        for number, group in enumerate(which):
+            codes = np.rint(blocks[group] / scale[number])
+            whole = [w for w in range(width + 1) if -w <= codes.min() and codes.max() <= width - w]
+            assert bool(whole) == fits[number]
+            assert not whole or window[number] == whole[0]
+            assert kept[pairs == number].tolist() == [
+                w for w in range(width + 1)
+                if w >= below[group] / slack[number] and width - w >= above[group] / slack[number]
+            ]  # fmt: skip

@@ -265,14 +265,21 @@ def test_groups_that_might_come_back_infinite_keep_their_scale() -> None:
     assert np.isfinite(found.dequantize("float16").astype(np.float32)).all()
 
 
-@pytest.mark.parametrize("value", np.geomspace(1e-30, 1e30, 61).tolist())
+@pytest.mark.parametrize("value", [*np.geomspace(1e-30, 1e30, 61).tolist(), 2.0**-127, 1 / 3])
 def test_products_with_a_global_scale_are_quotients_by_its_reciprocal(value: float) -> None:
-    found = np.float32(global_scale.exchangeable(value))
+    """The nearest float32 of that kind, the larger one of two."""
     every = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    reciprocal = np.float32(1) / found
-    assert np.array_equal(every * found, every / reciprocal)
-    assert np.float32(1) / reciprocal == found
-    assert abs(found / np.float32(value) - 1) < 1e-4
+
+    def is_one(number: Any) -> bool:
+        reciprocal = np.float32(1) / number
+        products = np.array_equal(every * number, every / reciprocal)
+        return products and np.float32(1) / reciprocal == number
+
+    above = below = np.float32(max(value, 2.0**-126))
+    while not (is_one(above) or is_one(below)):
+        above, below = np.nextafter(above, np.float32(np.inf)), np.nextafter(below, np.float32(0))
+    assert global_scale.exchangeable(value) == (above if is_one(above) else below)
+    assert abs(above - below) < 1e-4 * below
 
 
 @pytest.mark.parametrize("absmax", [1e-3, 1.0, 6.0, 2688.0, 1e9])
@@ -282,6 +289,26 @@ def test_under_every_global_scale_that_is_tried_block_scales_fit(absmax: float) 
     largest = [absmax / 6 / over for over in tried]
     assert all(scale < 448.1 for scale in largest)
     assert tried[0] == 2 * tried[1] == 2 * 2.0 ** np.ceil(np.log2(absmax / 2688))
+    assert tried[2:] == pytest.approx([f * absmax / 2688 for f in (1, 1.5, 1.75)], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("size", "span", "all_of_it", "expected"),
+    [
+        (10, 3, False, [range(10)]), (4095, 3, False, [range(4095)]),
+        (4096, 3, True, [range(4095), range(4095, 4096)]),
+        (100000, 16, False, [range(k * 4096, k * 4096 + 4096) for k in
+                             (0, 1, 3, 4, 6, 7, 9, 10, 12, 14, 15, 17, 18, 20, 21, 23)]),
+        (100000, 16, True, [range(k, min(k + 4096, 100000)) for k in range(0, 100000, 4096)]),
+        (16000, 5000, False, [range(5000), range(5000, 10000), range(10000, 15000),
+                              range(15000, 16000)]),
+        (300000, 70000, False, [range(70000)]),
+    ],
+)  # fmt: skip
+def test_global_scales_are_judged_by_windows_of_whole_groups(
+    size: int, span: int, all_of_it: bool, expected: list[range]
+) -> None:
+    assert global_scale.windows(size, span, all_of_it=all_of_it) == expected
 
 
 def test_the_global_scale_of_least_error_is_taken() -> None:
