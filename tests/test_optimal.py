@@ -245,7 +245,7 @@ def test_zero_points_of_16_bits(storage: str) -> None:
     spec = a_spec("int16", storage, symmetric=False)
     for x in (KINDS["normal"][0], KINDS["single outlier"][1], KINDS["extra code"][2]):
         scale, zero = start(x[None], spec, storage, 1.0)
-        scale, zero_point = optimal.refine(x[None], scale, zero, spec, DTYPES[storage])
+        scale, zero_point = optimal.refine(x[None], scale, zero, spec, DTYPES[storage], 1.0, None)
         assert zero_point is not None
         low = -32768.0 - int(zero_point[0])
         found = squares(x, scale.astype(np.float32), spec, (1, low, low + 65535), storage)[0]
@@ -288,9 +288,9 @@ def test_any_start_leads_to_the_same_scale() -> None:
     spec = a_spec("int4", "bfloat16")
     blocks = np.concatenate([KINDS[kind] for kind in ("normal", "heavy tails", "ties", "small")])
     scale, _ = start(blocks, spec, "bfloat16", 1.0)
-    found, _ = optimal.refine(blocks, scale, None, spec, DTYPES["bfloat16"])
+    found, _ = optimal.refine(blocks, scale, None, spec, DTYPES["bfloat16"], 1.0, None)
     other = (scale.astype(np.float32) * 3).astype(scale.dtype)
-    again, _ = optimal.refine(blocks, other, None, spec, DTYPES["bfloat16"])
+    again, _ = optimal.refine(blocks, other, None, spec, DTYPES["bfloat16"], 1.0, None)
     assert found.tobytes() == again.tobytes()
 
 
@@ -312,7 +312,7 @@ def test_of_equal_errors_the_smallest_scale_and_the_first_zero_point(
     spec = QuantSpec(target, Blocked(1, len(x)), scale_dtype=storage, **options)
     values = np.array([x], np.float32)
     first, zero = start(values, spec, storage.name, 1.0)
-    found, zeros = optimal.refine(values, first, zero, spec, storage)
+    found, zeros = optimal.refine(values, first, zero, spec, storage, 1.0, None)
     assert found.astype(np.float64).tolist() == [scale]
     assert (None if zeros is None else int(zeros[0])) == zero_point
 
