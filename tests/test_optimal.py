@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +18,8 @@ from qtool.errors import SpecError
 from qtool.scales import optimal
 from qtool.scales.bounds import bounds, unclipped
 from qtool.scales.bounds import windows as windows_between
-from qtool.scales.squares import UNCLIPPED, Best, Grid, Groups
+from qtool.scales.breakpoints import _Levels
+from qtool.scales.squares import UNCLIPPED, Best, Grid, Groups, spread
 from qtool.spec import Blocked, PerTensor, QuantSpec
 
 Array = NDArray[Any]
@@ -428,7 +431,7 @@ def codes_of(target: str) -> list[float]:
     """The positive ones, in order."""
     if target in oracle.INTEGERS:
         return [float(k) for k in range(1, 257)]
-    return sorted({float(value) for value, _ in oracle.CODES[target] if value > 0})
+    return sorted({float(value) for value, _ in oracle.CODES[target] if 0 < value < math.inf})
 
 
 def smallest_code(target: str) -> float:
@@ -464,3 +467,62 @@ def test_windows_that_clip_nothing_and_those_that_clip_too_much_are_known(target
                 w for w in range(width + 1)
                 if w >= below[group] / slack[number] and width - w >= above[group] / slack[number]
             ]  # fmt: skip
+
+
+def test_of_candidates_the_one_of_least_error_scale_and_window_is_kept() -> None:
+    random = np.random.default_rng(9)
+    groups, best = begun(KINDS["normal"][:5], "uint4", {"symmetric": False})
+    best.error[:] = [0.2, 0.1, 0.3, 0.2, 0.2]
+    best.scale[:] = [2, 2, 2, 1, 2]
+    best.window[:] = [1, 1, 1, 1, 0]
+    held = list(zip(best.error, best.scale, best.window, strict=True))
+    for _ in range(30):
+        which = np.sort(random.integers(0, 5, 7))
+        error, scale = random.choice([0.1, 0.2, 0.3], 7), random.choice([1, 2, 3], 7)
+        window = random.integers(0, 3, 7)
+        again = Best(groups, best.scale.copy(), best.window.copy())
+        again.error[:] = best.error
+        again.offer(which, error, scale.astype(np.float32), window)
+        offered = list(zip(which, error, scale, window, strict=True))
+        expected = [min([tuple(c[1:]) for c in offered if c[0] == g] + [held[g]]) for g in range(5)]
+        assert list(zip(again.error, again.scale, again.window, strict=True)) == expected
+
+
+def test_what_is_known_of_a_group() -> None:
+    x = np.array([[1, -3, 4, np.nan, 0, -8, 2], [1e38, 0, 0, 0, 0, 0, -np.inf]], np.float32)
+    weights = np.array([[1, 2, 3, 4, 5, 0, 0.5], [0, 1, 1, 1, 1, 1, 1]], np.float32)
+    spec, storage = a_spec("int4", "float32"), DTYPES["float32"]
+    groups = Groups(x, weights, Grid(spec, storage), storage)
+    assert (groups.count, groups.x.shape, groups.low.tolist()) == (2, (16, 2), [3, 0])
+    assert (groups.high.tolist(), groups.absmax.tolist()) == ([4, 0], [4, 0])
+    assert (groups.lowest.tolist(), groups.highest.tolist()) == ([8, 0], [4, float(x[1, 0])])
+    assert groups.norm.tolist() == [np.sqrt(1 + 2 * 9 + 3 * 16 + 2), 0]
+    assert groups.limit.tolist() == [LARGEST] * 2
+    assert groups.is_huge.tolist() == [False, True]
+    plain = Groups(x, None, Grid(spec, storage), storage)
+    assert (plain.low.tolist(), plain.high.tolist()) == ([8, 0], [4, float(x[1, 0])])
+    assert plain.norm[0] == np.sqrt(1 + 9 + 16 + 64 + 4)
+    half = Groups(x, None, Grid(spec, DTYPES["float16"]), DTYPES["float16"])
+    assert half.limit.tolist() == [65504, LARGEST]
+
+
+def test_numbers_of_every_pair() -> None:
+    which, number = spread(np.array([2, 0, 3]))
+    assert which.tolist() == [0, 0, 2, 2, 2]
+    assert number.tolist() == [0, 1, 0, 1, 2]
+
+
+@pytest.mark.parametrize("target", ["int4", "uint8", *oracle.EXPONENT_BITS])
+def test_codes_by_number(target: str) -> None:
+    codes = codes_of(target)
+    levels = _Levels(Grid(a_spec(target, "float32"), DTYPES["float32"]))
+    width = len(codes) if target in oracle.EXPONENT_BITS else 15
+    assert levels.positive(width).tolist() == codes[:width]
+    codes = [0.0, *codes[:width]]
+    numbers = np.arange(len(codes))
+    assert levels.value(numbers).tolist() == codes
+    halves = [(a + b) / 2 for a, b in itertools.pairwise(codes)]
+    assert levels.halfway(numbers[:-1]).tolist() == halves
+    assert levels.index(np.array(codes)).tolist() == numbers.tolist()
+    assert levels.index(np.nextafter(halves, 0)).tolist() == numbers[:-1].tolist()
+    assert levels.index(np.nextafter(halves, 1e9)).tolist() == numbers[1:].tolist()
