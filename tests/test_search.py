@@ -12,10 +12,13 @@ import pytest
 from numpy.typing import NDArray
 
 import qtool
+from qtool import scales
 from qtool.dtypes import DTYPES
+from qtool.engine import plain, request, stream
 from qtool.errors import SpecError
+from qtool.kernels.searcher import TileSearcher
 from qtool.scales import global_scale
-from qtool.scales.search import Grid, best, proposed
+from qtool.scales.search import Grid, best, costs, proposed, search, shares, squared
 from qtool.scales.stages import stages
 from qtool.spec import Blocked, PerAxis, PerTensor, QuantSpec, Tiled
 
@@ -311,6 +314,28 @@ def test_global_scales_are_judged_by_windows_of_whole_groups(
     assert global_scale.windows(size, span, all_of_it=all_of_it) == expected
 
 
+def test_a_cost_that_is_no_number_is_not_the_least() -> None:
+    costs_of = {2.0: np.nan, 1.0: 3.0, 0.5: 1.0, 0.25: np.inf, 0.125: 1.0}
+    windows = [range(4), range(4, 6)]
+    found = global_scale.best(list(costs_of), windows, lambda choice, part: costs_of[choice])
+    assert found == 0.5
+    assert global_scale.best([2.0, 0.25], windows, lambda choice, part: costs_of[choice]) == 2
+    assert global_scale.best([4.0, 8.0], windows, lambda choice, part: len(part) / choice) == 8
+
+
+@pytest.mark.parametrize("seed", [0, 4, 5])
+def test_blocks_with_infinite_reciprocals_choose_the_same_in_kernels(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    x = (random.standard_normal((16, 300)) * 2.0**-136).astype(np.float32)
+    x[0] = random.standard_normal(300) * 2.0**-109 * random.random()
+    options = {"method": "mse", "scale_dtype": "float8e4m3fn", "global_scale": True}
+    spec = QuantSpec("float4e2m1", Blocked(1, 300), **options)
+    asked = request("x", x.shape, DTYPES["float32"], spec, None, None)
+    found, wanted = stream.quantize_array(x, asked, jobs=1), plain.quantize(x, asked)
+    assert found.global_scale == wanted.global_scale
+    assert found.scale.tobytes() == wanted.scale.tobytes()
+
+
 def test_the_global_scale_of_least_error_is_taken() -> None:
     rng = np.random.default_rng(8)
     x = (rng.standard_normal((64, 256)) * np.exp(rng.standard_normal((64, 1)))).astype(np.float32)
@@ -430,3 +455,99 @@ def test_every_stage_goes_on_from_the_best_so_far() -> None:
     scale, zero = best(*begin, cost, [*plan, plan[2], plan[2]], grid, 1)
     assert scale.tolist() == [8, 8]
     assert zero.tolist() == [5, 5]
+
+
+COMPILED = [
+    ("int4", "float32", {}, 1.0), ("int4", "float16", {"negative_scale": True}, 1.0),
+    ("uint4", "bfloat16", {"symmetric": False}, 1.0), ("uint2", "float32", {}, 1.0),
+    ("int8", "float8e4m3fn", {}, 0.75), ("uint8", "float32", {}, 1.0), ("int16", "float32", {}, 1),
+    ("float4e2m1", "float8e4m3fn", {}, float(np.float32(0.0123))),
+    ("float6e2m3", "float8e8m0", {}, 1.0), ("float6e3m2", "float32", {}, 1.0),
+    ("float8e4m3fn", "float32", {}, 1.0), ("float8e5m2", "bfloat16", {}, 1.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("length", [32, 300])
+@pytest.mark.parametrize("is_weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize(("dtype", "storage", "options", "over"), COMPILED, ids=str)
+def test_the_kernel_finds_the_same(
+    dtype: str, storage: str, options: dict[str, Any], over: float, is_weighted: bool, length: int
+) -> None:
+    every = np.concatenate([values(kind)[:15] for kind in KINDS]).reshape(-1)
+    groups = every[: every.size // length * length].reshape(-1, length).copy()
+    groups[3, 5:7] = np.nan, np.inf
+    random = np.random.default_rng(10)
+    weights = random.exponential(size=groups.shape).astype(np.float32)
+    weights[random.random(groups.shape) < 0.2] = 0
+    weights[::3] *= np.float32(1e-20)
+    spec = QuantSpec(dtype, PerAxis(0), method="mse", scale_dtype=storage, **options)
+    kind = DTYPES[storage]
+    finite = np.where(np.isfinite(groups), groups, 0)
+    low, high = (finite.min(axis=1).astype(float), finite.max(axis=1).astype(float))
+    start = scales.single(*scales.from_ranges(low, high, spec, kind, over=over))
+    given = weights if is_weighted else None
+    found = search(groups, *start, spec, kind, over, given)
+    grid = Grid.of(spec, kind, over)
+    kernel = TileSearcher(
+        groups.shape, spec, stages(spec, kind, length, weighted=is_weighted),
+        mantissa=grid.mantissa, exponent=grid.exponent, unit=grid.unit, loose=grid.loose(length),
+        over=over, storage=grid.storage_limits,
+    )  # fmt: skip
+    extra = (weights.reshape(-1), shares(weights)) if is_weighted else ()
+    scale, zero = (part.copy() for part in start)
+    kernel.search(groups.reshape(-1), 0, 0, scale, zero, *extra)
+    assert found[0].tobytes() == scale.tobytes()
+    assert found[1].tobytes() == zero.tobytes()
+    assert (found[0] != start[0]).any() or dtype in ("int16", "float6e2m3")
+    # and says the same of what was found
+    with np.errstate(over="ignore"):
+        inverse = np.float32(1) / (scale * np.float32(over))
+    candidate = np.stack([inverse, np.float32(spec.qmin) - zero, np.float32(grid.highest) - zero])
+    pieces, steps = kernel.costs(groups.reshape(-1), 0, 0, candidate[:, :, None], *extra)
+    total = np.bincount(pieces, steps[:, 0])
+    total *= (scale * np.float32(over)).astype(float) ** 2 / (extra[1] if is_weighted else 1)
+    cost = costs(finite, scale, zero, grid, given)
+    is_number = np.isfinite(cost)  # but where a reciprocal is infinite
+    assert np.array_equal(np.isfinite(total), is_number)
+    assert np.array_equal(total[is_number], cost[is_number])
+
+
+def test_groups_of_weights_0_are_searched_without_them() -> None:
+    groups, storage = values("skewed")[:6], DTYPES["float32"]
+    weights = np.ones(groups.shape, np.float32)
+    weights[2:4] = 0
+    spec = QuantSpec("int4", PerAxis(0), method="mse")
+    start = np.full(6, 0.7, np.float32), np.zeros(6, np.float32)
+    found, _ = search(groups, *start, spec, storage, 1.0, weights)
+    plain, _ = search(groups, *start, spec, storage, 1.0, None)
+    alone, _ = search(groups[:2], start[0][:2], start[1][:2], spec, storage, 1.0, weights[:2])
+    assert found[2:4].tolist() == plain[2:4].tolist()
+    assert found[:2].tolist() == alone.tolist()
+    assert found[2] != start[0][2]
+
+
+@pytest.mark.parametrize("length", [1, 5, 70000])
+def test_weights_get_a_mean_of_a_half_to_one(length: int) -> None:
+    random = np.random.default_rng(length)
+    weights = np.ldexp(random.random((5, length)), random.integers(-120, 120, (5, 1)))
+    weights[2] = 0
+    weights[4] = [*np.full(length - 1, 0), 0.75]
+    found = shares(weights.astype(np.float32))
+    assert found[2] == 1
+    for share, row in zip(found.tolist(), weights.astype(np.float32), strict=True):
+        assert math.frexp(share)[0] == 0.5
+        mean = math.fsum(row.astype(float)) / length * share
+        # weights below 2^-30 of the largest are none
+        assert 0.5 - 2.0**-30 <= mean < 1 or not row.any()
+    assert shares(np.full((1, 3), 1e-45, np.float32)).tolist() == [2.0**127]
+    assert shares(np.full((1, 3), 3e38, np.float32)).tolist() == [2.0**-126]
+    assert shares(np.full((1, 4), 1, np.float32)).tolist() == [0.5]
+    assert shares(np.float32([[1, 0.25, 0, 0.75]])).tolist() == [1]
+
+
+def test_divisors_are_squared_in_float64() -> None:
+    grid = Grid.of(QuantSpec("int4", PerTensor()), DTYPES["float32"], 3.0)
+    scale = np.float32([1 / 3, 1e-30, 3e38])
+    with np.errstate(over="ignore"):
+        divisor = (scale * np.float32(3)).astype(float)
+    assert squared(scale, grid).tolist() == (divisor**2).tolist() == [1, divisor[1] ** 2, np.inf]
