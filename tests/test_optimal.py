@@ -18,7 +18,15 @@ from qtool.errors import SpecError
 from qtool.scales import optimal
 from qtool.scales.bounds import bounds, unclipped
 from qtool.scales.bounds import windows as windows_between
-from qtool.scales.breakpoints import _Levels
+from qtool.scales.breakpoints import (
+    _cells,
+    _edges,
+    _intervals,
+    _Levels,
+    _promising,
+    cell_bits,
+    middles,
+)
 from qtool.scales.squares import UNCLIPPED, Best, Grid, Groups, spread
 from qtool.spec import Blocked, PerTensor, QuantSpec
 
@@ -526,3 +534,90 @@ def test_codes_by_number(target: str) -> None:
     assert levels.index(np.array(codes)).tolist() == numbers.tolist()
     assert levels.index(np.nextafter(halves, 0)).tolist() == numbers[:-1].tolist()
     assert levels.index(np.nextafter(halves, 1e9)).tolist() == numbers[1:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("target", "per_octave"),
+    [("int2", 128), ("uint4", 128), ("float4e2m1", 128), ("float6e2m3", 512),
+     ("float8e5m2", 512), ("int8", 1024)],
+)  # fmt: skip
+def test_cells_of_the_float32_numbers(target: str, per_octave: int) -> None:
+    grid = Grid(a_spec(target, "float32"), DTYPES["float32"])
+    size = (1 << 23) // per_octave
+    assert 1 << cell_bits(grid) == size
+    last = 0x7F7FFFFF // size
+    cell = np.array([0, 1, 5, 127 * per_octave, last], np.int32)
+    left, right = (end.view(np.int32).tolist() for end in _edges(cell, grid))
+    assert left == [1, size, 5 * size, 0x3F800000, last * size]
+    assert right == [size, 2 * size, 6 * size, 0x3F800000 + size, 0x7F7FFFFF]
+    middle = [k * size + size // 2 for k in cell.tolist()]
+    assert middles(cell, grid).view(np.int32).tolist() == middle
+
+
+@pytest.mark.parametrize(("target", "options"), BOUNDED, ids=str)
+def test_the_cells_between_the_bounds_and_those_that_may_have_less_error(
+    target: str, options: dict[str, Any]
+) -> None:
+    blocks = np.concatenate([BLOCKS[::7], KINDS["zeros"]])
+    groups, best = begun(blocks, target, options)
+    window = 0 if groups.grid.count < 3 else UNCLIPPED
+    low, high = bounds(groups, best, window, 2.0**-125 - 2.0**-149)
+    which, cell = _cells(groups, best, window)
+    shift = cell_bits(groups.grid)
+    for number in range(groups.count):
+        ends = np.minimum([low[number], high[number]], LARGEST).astype(np.float32)
+        first, last = (ends.view(np.int32) >> shift).tolist()
+        expected = list(range(first, max(first, last) + 1)) if high[number] > 0 else []
+        assert cell[which == number].tolist() == expected
+    middle, left = middles(cell, groups.grid), _edges(cell, groups.grid)[0].astype(np.float64)
+    error = groups.errors(which, middle, window)
+    least = best.error.copy()
+    if window != UNCLIPPED:
+        np.minimum.at(least, which, error)
+    else:
+        best.error *= 0.99  # of the codes without ends nothing is known
+        least *= 0.99
+    found = _promising(groups, best, which, cell, window)
+    assert best.error.tolist() == least.tolist()
+    known, norm = np.sqrt(least[which]), groups.norm[which]
+    farthest = middle / left - 1
+    wanted = np.sqrt(error) <= known + farthest * (norm + known) + 1e-6 * norm
+    wanted |= np.abs(blocks).max(axis=1)[which] >= LARGEST / 4
+    assert found.tolist() == wanted.tolist()
+    assert 0 < found.sum() < found.size
+
+
+@pytest.mark.parametrize("is_weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize(("target", "options"), BOUNDED, ids=str)
+def test_between_breakpoints_errors_are_parabolas(
+    target: str, options: dict[str, Any], is_weighted: bool
+) -> None:
+    blocks, weights = np.concatenate([KINDS["normal"], KINDS["ties"], KINDS["one side"]]), None
+    if is_weighted:
+        weights = np.random.default_rng(8).random(blocks.shape).astype(np.float32)
+    groups, best = begun(blocks, target, options, weights)
+    which = np.flatnonzero(groups.absmax > 0)[::2].repeat(2)
+    right = (best.scale[which] * np.float32(0.9)).astype(np.float32)
+    left = (right * np.float32(0.93)).astype(np.float32)
+    right[1::2], left[1::2] = right[::2] * np.float32(2), right[::2]
+    window = (np.arange(which.size) // 2) % groups.grid.count
+    pair, start, end, c, g, b = _intervals(groups, which, left, right, window)
+    assert np.unique(pair).tolist() == list(range(which.size))
+    assert (np.diff(pair) >= 0).all()
+    codes = np.array([0.0, *codes_of(target)])
+    for number, group in enumerate(which):
+        inside = np.flatnonzero(pair == number)
+        assert start[inside[0]] == 0
+        assert start[inside[1:]].tolist() == end[inside[:-1]].tolist()
+        unit = float(right[number])
+        assert end[inside[-1]] == float(left[number]) / unit - 1
+        x = blocks[group].astype(np.float64)
+        weight = np.ones(SIZE) if weights is None else weights[group].astype(np.float64)
+        low, high = groups.grid.lows[window[number]], groups.grid.highs[window[number]]
+        for i in inside[start[inside] - end[inside] > 1e-9]:
+            u = (start[i] + end[i]) / 2
+            scale = unit * (1 + u)
+            nearest = codes[np.abs(np.abs(x)[:, None] / scale - codes).argmin(axis=1)]
+            estimate = np.clip(np.copysign(nearest, x), low, high) * scale
+            wanted = (weight * (x - estimate) ** 2).sum() / (weight * x * x).sum()
+            assert c[i] + g[i] * u + b[i] * u * u == pytest.approx(wanted, abs=1e-13)
