@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,18 @@ from qtool import scales
 from qtool.dtypes import DTYPES
 from qtool.errors import SpecError
 from qtool.scales import optimal
+from qtool.scales.bounds import bounds, unclipped
+from qtool.scales.bounds import windows as windows_between
+from qtool.scales.breakpoints import (
+    _cells,
+    _edges,
+    _intervals,
+    _Levels,
+    _promising,
+    cell_bits,
+    middles,
+)
+from qtool.scales.squares import UNCLIPPED, Best, Grid, Groups, spread
 from qtool.spec import Blocked, PerTensor, QuantSpec
 
 Array = NDArray[Any]
@@ -242,7 +256,7 @@ def test_zero_points_of_16_bits(storage: str) -> None:
     spec = a_spec("int16", storage, symmetric=False)
     for x in (KINDS["normal"][0], KINDS["single outlier"][1], KINDS["extra code"][2]):
         scale, zero = start(x[None], spec, storage, 1.0)
-        scale, zero_point = optimal.refine(x[None], scale, zero, spec, DTYPES[storage])
+        scale, zero_point = optimal.refine(x[None], scale, zero, spec, DTYPES[storage], 1.0, None)
         assert zero_point is not None
         low = -32768.0 - int(zero_point[0])
         found = squares(x, scale.astype(np.float32), spec, (1, low, low + 65535), storage)[0]
@@ -285,9 +299,9 @@ def test_any_start_leads_to_the_same_scale() -> None:
     spec = a_spec("int4", "bfloat16")
     blocks = np.concatenate([KINDS[kind] for kind in ("normal", "heavy tails", "ties", "small")])
     scale, _ = start(blocks, spec, "bfloat16", 1.0)
-    found, _ = optimal.refine(blocks, scale, None, spec, DTYPES["bfloat16"])
+    found, _ = optimal.refine(blocks, scale, None, spec, DTYPES["bfloat16"], 1.0, None)
     other = (scale.astype(np.float32) * 3).astype(scale.dtype)
-    again, _ = optimal.refine(blocks, other, None, spec, DTYPES["bfloat16"])
+    again, _ = optimal.refine(blocks, other, None, spec, DTYPES["bfloat16"], 1.0, None)
     assert found.tobytes() == again.tobytes()
 
 
@@ -309,7 +323,7 @@ def test_of_equal_errors_the_smallest_scale_and_the_first_zero_point(
     spec = QuantSpec(target, Blocked(1, len(x)), scale_dtype=storage, **options)
     values = np.array([x], np.float32)
     first, zero = start(values, spec, storage.name, 1.0)
-    found, zeros = optimal.refine(values, first, zero, spec, storage)
+    found, zeros = optimal.refine(values, first, zero, spec, storage, 1.0, None)
     assert found.astype(np.float64).tolist() == [scale]
     assert (None if zeros is None else int(zeros[0])) == zero_point
 
@@ -356,3 +370,254 @@ def test_the_kernel_gives_the_same_bits(target: str, options: dict[str, Any], st
         for a, b in zip(plain, fast, strict=True):
             assert (a is None) == (b is None)
             assert a is None or b is None or a.tobytes() == b.tobytes()
+
+
+BOUNDED = [
+    ("int4", {}), ("int4", {"negative_scale": True}), ("uint4", {"symmetric": True}),
+    ("uint2", {"symmetric": False}), ("uint8", {"symmetric": False}), ("float4e2m1", {}),
+    ("float8e4m3fn", {}),
+]  # fmt: skip
+
+
+def begun(
+    blocks: Array, target: str, options: dict[str, Any], weights: Array | None = None
+) -> tuple[Groups, Best]:
+    """Groups, and the start as the best so far."""
+    spec = a_spec(target, "bfloat16", **options)
+    scale, zero = start(blocks, spec, "bfloat16", 1.0)
+    window = np.zeros(len(blocks), np.int32)
+    if not spec.symmetric and zero is not None:
+        window = zero.astype(np.int32) - int(spec.qmin)
+    groups = Groups(blocks, weights, Grid(spec, DTYPES["bfloat16"]), DTYPES["bfloat16"])
+    return groups, Best(groups, scale.astype(np.float32), window)
+
+
+@pytest.mark.parametrize("is_weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize(("target", "options"), BOUNDED, ids=str)
+def test_the_best_scale_is_looked_for_between_the_bounds_of_the_proofs(
+    target: str, options: dict[str, Any], is_weighted: bool
+) -> None:
+    blocks, weights = BLOCKS[::3], None
+    if is_weighted:
+        weights = np.random.default_rng(8).random(blocks.shape).astype(np.float32)
+        weights[weights < 0.3] = 0
+    groups, best = begun(blocks, target, options, weights)
+    spec = a_spec(target, "bfloat16", **options)
+    ends = windows(spec, "bfloat16")
+    unhalved = 2.0**-40
+    numbers = range(len(ends)) if spec.symmetric else [UNCLIPPED]
+    found = [bounds(groups, best, window, unhalved) for window in numbers]
+    above, below = groups.reach(best.error)
+    for number, row in enumerate(blocks.astype(np.float64)):
+        weight = np.ones(SIZE) if weights is None else weights[number].astype(np.float64)
+        x = np.where(weight > 0, row, 0)
+        most, least = max(x.max(), 0), max(-x.min(), 0)
+        # clipping at reach costs more than what is known, and a bit farther out it does not
+        for side, top, end in ((x, most, above[number]), (-x, least, below[number])):
+            inside = (weight * np.maximum(side - end - top / 4096, 0) ** 2).sum()
+            outside = (weight * np.maximum(side - end, 0) ** 2).sum()
+            assert inside <= best.error[number] * (1 + 2e-9)
+            assert outside > best.error[number] * (1 + 1e-10) or end == 0
+        for (sign, low, high), (lower, upper) in zip(ends, found, strict=False):
+            up, down = (high, -low) if sign > 0 else (-low, high)
+            if spec.symmetric:
+                lowest = max(above[number] / up, below[number] / down)
+                highest = max(most / halfway(target, up), least / halfway(target, down))
+            else:
+                lowest = (above[number] + below[number]) / (high - low)
+                highest = (most + least) / ((high - low) // 2)
+            zeros = 2 * max(most, least) / float(smallest_code(target))
+            highest = min(max(highest, unhalved), zeros)
+            if groups.is_huge[number]:
+                highest = zeros
+            slack = 1 + 2.0**-20
+            assert lower[number] == pytest.approx(lowest / slack, rel=1e-14, abs=0)
+            assert upper[number] == pytest.approx(highest * slack, rel=1e-14, abs=0)
+
+
+def codes_of(target: str) -> list[float]:
+    """The positive ones, in order."""
+    if target in oracle.INTEGERS:
+        return [float(k) for k in range(1, 257)]
+    return sorted({float(value) for value, _ in oracle.CODES[target] if 0 < value < math.inf})
+
+
+def smallest_code(target: str) -> float:
+    return codes_of(target)[0]
+
+
+def halfway(target: str, last: float) -> float:
+    """The quotient from which on codes are beyond half of the last one."""
+    codes = [0.0, *codes_of(target)]
+    beyond = next(i for i, code in enumerate(codes) if code > last / 2)
+    return (codes[beyond - 1] + codes[beyond]) / 2
+
+
+@pytest.mark.parametrize("target", ["uint2", "uint8"])
+def test_windows_that_clip_nothing_and_those_that_clip_too_much_are_known(target: str) -> None:
+    blocks = BLOCKS[np.abs(BLOCKS).max(axis=1) < 1e30][::2]
+    groups, best = begun(blocks, target, {"symmetric": False})
+    width = oracle.INTEGERS[target][1]
+    above, below = groups.reach(best.error)
+    for factor in (0.5, 1.0, 1.3):
+        which = np.flatnonzero(groups.absmax > 0)
+        scale = (best.scale[which] * factor).astype(np.float32)
+        which, scale = which[scale > 0], scale[scale > 0]
+        fits, window = unclipped(groups, which, scale)
+        pairs, kept = windows_between(groups, best, which, scale)
+        slack = scale.astype(np.float64) * (1 + 2.0**-20)
+        for number, group in enumerate(which):
+            codes = np.rint(blocks[group] / scale[number])
+            whole = [w for w in range(width + 1) if -w <= codes.min() and codes.max() <= width - w]
+            assert bool(whole) == fits[number]
+            assert not whole or window[number] == whole[0]
+            assert kept[pairs == number].tolist() == [
+                w for w in range(width + 1)
+                if w >= below[group] / slack[number] and width - w >= above[group] / slack[number]
+            ]  # fmt: skip
+
+
+def test_of_candidates_the_one_of_least_error_scale_and_window_is_kept() -> None:
+    random = np.random.default_rng(9)
+    groups, best = begun(KINDS["normal"][:5], "uint4", {"symmetric": False})
+    best.error[:] = [0.2, 0.1, 0.3, 0.2, 0.2]
+    best.scale[:] = [2, 2, 2, 1, 2]
+    best.window[:] = [1, 1, 1, 1, 0]
+    held = list(zip(best.error, best.scale, best.window, strict=True))
+    for _ in range(30):
+        which = np.sort(random.integers(0, 5, 7))
+        error, scale = random.choice([0.1, 0.2, 0.3], 7), random.choice([1, 2, 3], 7)
+        window = random.integers(0, 3, 7)
+        again = Best(groups, best.scale.copy(), best.window.copy())
+        again.error[:] = best.error
+        again.offer(which, error, scale.astype(np.float32), window)
+        offered = list(zip(which, error, scale, window, strict=True))
+        expected = [min([tuple(c[1:]) for c in offered if c[0] == g] + [held[g]]) for g in range(5)]
+        assert list(zip(again.error, again.scale, again.window, strict=True)) == expected
+
+
+def test_what_is_known_of_a_group() -> None:
+    x = np.array([[1, -3, 4, np.nan, 0, -8, 2], [1e38, 0, 0, 0, 0, 0, -np.inf]], np.float32)
+    weights = np.array([[1, 2, 3, 4, 5, 0, 0.5], [0, 1, 1, 1, 1, 1, 1]], np.float32)
+    spec, storage = a_spec("int4", "float32"), DTYPES["float32"]
+    groups = Groups(x, weights, Grid(spec, storage), storage)
+    assert (groups.count, groups.x.shape, groups.low.tolist()) == (2, (16, 2), [3, 0])
+    assert (groups.high.tolist(), groups.absmax.tolist()) == ([4, 0], [4, 0])
+    assert (groups.lowest.tolist(), groups.highest.tolist()) == ([8, 0], [4, float(x[1, 0])])
+    assert groups.norm.tolist() == [np.sqrt(1 + 2 * 9 + 3 * 16 + 2), 0]
+    assert groups.limit.tolist() == [LARGEST] * 2
+    assert groups.is_huge.tolist() == [False, True]
+    plain = Groups(x, None, Grid(spec, storage), storage)
+    assert (plain.low.tolist(), plain.high.tolist()) == ([8, 0], [4, float(x[1, 0])])
+    assert plain.norm[0] == np.sqrt(1 + 9 + 16 + 64 + 4)
+    half = Groups(x, None, Grid(spec, DTYPES["float16"]), DTYPES["float16"])
+    assert half.limit.tolist() == [65504, LARGEST]
+
+
+def test_numbers_of_every_pair() -> None:
+    which, number = spread(np.array([2, 0, 3]))
+    assert which.tolist() == [0, 0, 2, 2, 2]
+    assert number.tolist() == [0, 1, 0, 1, 2]
+
+
+@pytest.mark.parametrize("target", ["int4", "uint8", *oracle.EXPONENT_BITS])
+def test_codes_by_number(target: str) -> None:
+    codes = codes_of(target)
+    levels = _Levels(Grid(a_spec(target, "float32"), DTYPES["float32"]))
+    width = len(codes) if target in oracle.EXPONENT_BITS else 15
+    assert levels.positive(width).tolist() == codes[:width]
+    codes = [0.0, *codes[:width]]
+    numbers = np.arange(len(codes))
+    assert levels.value(numbers).tolist() == codes
+    halves = [(a + b) / 2 for a, b in itertools.pairwise(codes)]
+    assert levels.halfway(numbers[:-1]).tolist() == halves
+    assert levels.index(np.array(codes)).tolist() == numbers.tolist()
+    assert levels.index(np.nextafter(halves, 0)).tolist() == numbers[:-1].tolist()
+    assert levels.index(np.nextafter(halves, 1e9)).tolist() == numbers[1:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("target", "per_octave"),
+    [("int2", 128), ("uint4", 128), ("float4e2m1", 128), ("float6e2m3", 512),
+     ("float8e5m2", 512), ("int8", 1024)],
+)  # fmt: skip
+def test_cells_of_the_float32_numbers(target: str, per_octave: int) -> None:
+    grid = Grid(a_spec(target, "float32"), DTYPES["float32"])
+    size = (1 << 23) // per_octave
+    assert 1 << cell_bits(grid) == size
+    last = 0x7F7FFFFF // size
+    cell = np.array([0, 1, 5, 127 * per_octave, last], np.int32)
+    left, right = (end.view(np.int32).tolist() for end in _edges(cell, grid))
+    assert left == [1, size, 5 * size, 0x3F800000, last * size]
+    assert right == [size, 2 * size, 6 * size, 0x3F800000 + size, 0x7F7FFFFF]
+    middle = [k * size + size // 2 for k in cell.tolist()]
+    assert middles(cell, grid).view(np.int32).tolist() == middle
+
+
+@pytest.mark.parametrize(("target", "options"), BOUNDED, ids=str)
+def test_the_cells_between_the_bounds_and_those_that_may_have_less_error(
+    target: str, options: dict[str, Any]
+) -> None:
+    blocks = np.concatenate([BLOCKS[::7], KINDS["zeros"]])
+    groups, best = begun(blocks, target, options)
+    window = 0 if groups.grid.count < 3 else UNCLIPPED
+    low, high = bounds(groups, best, window, 2.0**-125 - 2.0**-149)
+    which, cell = _cells(groups, best, window)
+    shift = cell_bits(groups.grid)
+    for number in range(groups.count):
+        ends = np.minimum([low[number], high[number]], LARGEST).astype(np.float32)
+        first, last = (ends.view(np.int32) >> shift).tolist()
+        expected = list(range(first, max(first, last) + 1)) if high[number] > 0 else []
+        assert cell[which == number].tolist() == expected
+    middle, left = middles(cell, groups.grid), _edges(cell, groups.grid)[0].astype(np.float64)
+    error = groups.errors(which, middle, window)
+    least = best.error.copy()
+    if window != UNCLIPPED:
+        np.minimum.at(least, which, error)
+    else:
+        best.error *= 0.99  # of the codes without ends nothing is known
+        least *= 0.99
+    found = _promising(groups, best, which, cell, window)
+    assert best.error.tolist() == least.tolist()
+    known, norm = np.sqrt(least[which]), groups.norm[which]
+    farthest = middle / left - 1
+    wanted = np.sqrt(error) <= known + farthest * (norm + known) + 1e-6 * norm
+    wanted |= np.abs(blocks).max(axis=1)[which] >= LARGEST / 4
+    assert found.tolist() == wanted.tolist()
+    assert 0 < found.sum() < found.size
+
+
+@pytest.mark.parametrize("is_weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize(("target", "options"), BOUNDED, ids=str)
+def test_between_breakpoints_errors_are_parabolas(
+    target: str, options: dict[str, Any], is_weighted: bool
+) -> None:
+    blocks, weights = np.concatenate([KINDS["normal"], KINDS["ties"], KINDS["one side"]]), None
+    if is_weighted:
+        weights = np.random.default_rng(8).random(blocks.shape).astype(np.float32)
+    groups, best = begun(blocks, target, options, weights)
+    which = np.flatnonzero(groups.absmax > 0)[::2].repeat(2)
+    right = (best.scale[which] * np.float32(0.9)).astype(np.float32)
+    left = (right * np.float32(0.93)).astype(np.float32)
+    right[1::2], left[1::2] = right[::2] * np.float32(2), right[::2]
+    window = (np.arange(which.size) // 2) % groups.grid.count
+    pair, start, end, c, g, b = _intervals(groups, which, left, right, window)
+    assert np.unique(pair).tolist() == list(range(which.size))
+    assert (np.diff(pair) >= 0).all()
+    codes = np.array([0.0, *codes_of(target)])
+    for number, group in enumerate(which):
+        inside = np.flatnonzero(pair == number)
+        assert start[inside[0]] == 0
+        assert start[inside[1:]].tolist() == end[inside[:-1]].tolist()
+        unit = float(right[number])
+        assert end[inside[-1]] == float(left[number]) / unit - 1
+        x = blocks[group].astype(np.float64)
+        weight = np.ones(SIZE) if weights is None else weights[group].astype(np.float64)
+        low, high = groups.grid.lows[window[number]], groups.grid.highs[window[number]]
+        for i in inside[start[inside] - end[inside] > 1e-9]:
+            u = (start[i] + end[i]) / 2
+            scale = unit * (1 + u)
+            nearest = codes[np.abs(np.abs(x)[:, None] / scale - codes).argmin(axis=1)]
+            estimate = np.clip(np.copysign(nearest, x), low, high) * scale
+            wanted = (weight * (x - estimate) ** 2).sum() / (weight * x * x).sum()
+            assert c[i] + g[i] * u + b[i] * u * u == pytest.approx(wanted, abs=1e-13)

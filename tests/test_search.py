@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -10,10 +12,14 @@ import pytest
 from numpy.typing import NDArray
 
 import qtool
+from qtool import scales
 from qtool.dtypes import DTYPES
+from qtool.engine import plain, request, stream
 from qtool.errors import SpecError
+from qtool.kernels.searcher import TileSearcher
 from qtool.scales import global_scale
-from qtool.scales.search import Grid, proposed
+from qtool.scales.search import Grid, best, costs, proposed, search, shares, squared
+from qtool.scales.stages import stages
 from qtool.spec import Blocked, PerAxis, PerTensor, QuantSpec, Tiled
 
 Array = NDArray[Any]
@@ -262,14 +268,21 @@ def test_groups_that_might_come_back_infinite_keep_their_scale() -> None:
     assert np.isfinite(found.dequantize("float16").astype(np.float32)).all()
 
 
-@pytest.mark.parametrize("value", np.geomspace(1e-30, 1e30, 61).tolist())
+@pytest.mark.parametrize("value", [*np.geomspace(1e-30, 1e30, 61).tolist(), 2.0**-127, 1 / 3])
 def test_products_with_a_global_scale_are_quotients_by_its_reciprocal(value: float) -> None:
-    found = np.float32(global_scale.exchangeable(value))
+    """The nearest float32 of that kind, the larger one of two."""
     every = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    reciprocal = np.float32(1) / found
-    assert np.array_equal(every * found, every / reciprocal)
-    assert np.float32(1) / reciprocal == found
-    assert abs(found / np.float32(value) - 1) < 1e-4
+
+    def is_one(number: Any) -> bool:
+        reciprocal = np.float32(1) / number
+        products = np.array_equal(every * number, every / reciprocal)
+        return products and np.float32(1) / reciprocal == number
+
+    above = below = np.float32(max(value, 2.0**-126))
+    while not (is_one(above) or is_one(below)):
+        above, below = np.nextafter(above, np.float32(np.inf)), np.nextafter(below, np.float32(0))
+    assert global_scale.exchangeable(value) == (above if is_one(above) else below)
+    assert abs(above - below) < 1e-4 * below
 
 
 @pytest.mark.parametrize("absmax", [1e-3, 1.0, 6.0, 2688.0, 1e9])
@@ -279,6 +292,48 @@ def test_under_every_global_scale_that_is_tried_block_scales_fit(absmax: float) 
     largest = [absmax / 6 / over for over in tried]
     assert all(scale < 448.1 for scale in largest)
     assert tried[0] == 2 * tried[1] == 2 * 2.0 ** np.ceil(np.log2(absmax / 2688))
+    assert tried[2:] == pytest.approx([f * absmax / 2688 for f in (1, 1.5, 1.75)], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("size", "span", "all_of_it", "expected"),
+    [
+        (10, 3, False, [range(10)]), (4095, 3, False, [range(4095)]),
+        (4096, 3, True, [range(4095), range(4095, 4096)]),
+        (100000, 16, False, [range(k * 4096, k * 4096 + 4096) for k in
+                             (0, 1, 3, 4, 6, 7, 9, 10, 12, 14, 15, 17, 18, 20, 21, 23)]),
+        (100000, 16, True, [range(k, min(k + 4096, 100000)) for k in range(0, 100000, 4096)]),
+        (16000, 5000, False, [range(5000), range(5000, 10000), range(10000, 15000),
+                              range(15000, 16000)]),
+        (300000, 70000, False, [range(70000)]),
+    ],
+)  # fmt: skip
+def test_global_scales_are_judged_by_windows_of_whole_groups(
+    size: int, span: int, all_of_it: bool, expected: list[range]
+) -> None:
+    assert global_scale.windows(size, span, all_of_it=all_of_it) == expected
+
+
+def test_a_cost_that_is_no_number_is_not_the_least() -> None:
+    costs_of = {2.0: np.nan, 1.0: 3.0, 0.5: 1.0, 0.25: np.inf, 0.125: 1.0}
+    windows = [range(4), range(4, 6)]
+    found = global_scale.best(list(costs_of), windows, lambda choice, part: costs_of[choice])
+    assert found == 0.5
+    assert global_scale.best([2.0, 0.25], windows, lambda choice, part: costs_of[choice]) == 2
+    assert global_scale.best([4.0, 8.0], windows, lambda choice, part: len(part) / choice) == 8
+
+
+@pytest.mark.parametrize("seed", [0, 4, 5])
+def test_blocks_with_infinite_reciprocals_choose_the_same_in_kernels(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    x = (random.standard_normal((16, 300)) * 2.0**-136).astype(np.float32)
+    x[0] = random.standard_normal(300) * 2.0**-109 * random.random()
+    options = {"method": "mse", "scale_dtype": "float8e4m3fn", "global_scale": True}
+    spec = QuantSpec("float4e2m1", Blocked(1, 300), **options)
+    asked = request("x", x.shape, DTYPES["float32"], spec, None, None)
+    found, wanted = stream.quantize_array(x, asked, jobs=1), plain.quantize(x, asked)
+    assert found.global_scale == wanted.global_scale
+    assert found.scale.tobytes() == wanted.scale.tobytes()
 
 
 def test_the_global_scale_of_least_error_is_taken() -> None:
@@ -306,3 +361,193 @@ def test_values_that_are_not_finite_have_no_part_in_the_search(name: str) -> Non
     found, expected = quantized(x, name, 32, **options), quantized(zeroed, name, 32, **options)
     assert found.scale.tobytes() == expected.scale.tobytes()
     assert DTYPES[name] == found.spec.dtype
+
+
+OCTAVE = 1 << 23  # float32 numbers from one to its double
+
+
+def steps(low: int, high: int, part: int) -> list[int]:
+    return [math.floor(Fraction(k, part) * OCTAVE) for k in range(low, high + 1)]
+
+
+def halves(*parts: int) -> list[list[tuple[int, int]]]:
+    return [[(math.floor(Fraction(k * OCTAVE, part)), 0) for k in (-1, 1)] for part in parts]
+
+
+NEAR, BOTH = [(0, -1), (0, 1)], [(0, -1), (0, 1), (0, -2), (0, 2)]
+ALL = [(0, sign << k) for k in range(6) for sign in (-1, 1)]
+AGAIN = [(step, 0) for step in steps(-3, 2, 4)]
+WEIGHTED = sorted({*steps(-8, 1, 12), *steps(-22, -1, 4)})
+PLANS = {
+    "int4": ("int4", {}, 256, False, [0], steps(-5, 1, 8), halves(24)),
+    "int4, long": ("int4", {}, 257, False, [0], steps(-22, 1, 4), halves(8, 16, 32, 64)),
+    "int4, any sign": ("int4", {"negative_scale": True}, 32, False, [0, 1], steps(-5, 3, 8),
+                       halves(24)),
+    "int4, weighted": ("int4", {}, 32, True, [0], sorted({*WEIGHTED, *steps(-5, 1, 8)}),
+                       halves(8, 16, 24, 32, 48)),
+    "int4, long, weighted": ("int4", {}, 300, True, [0], steps(-22, 1, 4), halves(8, 16, 32, 64)),
+    "int2": ("int2", {}, 32, False, [0], steps(-8, 1, 4), halves(8, 16, 32)),
+    "int2, any sign": ("int2", {"negative_scale": True}, 32, False, [0, 1], steps(-8, 1, 4),
+                       halves(8, 16, 32)),
+    "uint2": ("uint2", {}, 32, False, [0, -1, 1], steps(-8, 1, 4),
+              [NEAR, *halves(8, 16, 32), NEAR]),
+    "uint4": ("uint4", {}, 32, False, [0], steps(-5, 1, 8), [BOTH, *halves(24), NEAR]),
+    "uint4, long": ("uint4", {}, 999, False, [0], steps(-22, 1, 4),
+                    [BOTH, AGAIN, BOTH, *halves(8, 16, 32, 64), NEAR]),
+    "int8": ("int8", {}, 32, False, [0], steps(-3, 15, 128), halves(256)),
+    "uint8": ("uint8", {}, 32, False, [0], steps(-3, 15, 128), [ALL, *halves(256), NEAR]),
+    "float4e2m1": ("float4e2m1", {}, 32, False, [0], steps(-6, 6, 8), halves(16, 32)),
+    "float6e2m3": ("float6e2m3", {}, 32, False, [0], steps(-2, 16, 16), halves(32)),
+    "float8e5m2": ("float8e5m2", {}, 32, False, [0], steps(-2, 16, 16), halves(32)),
+    "mx": ("float4e2m1", {"scale_dtype": "float8e8m0"}, 32, False, [0], steps(-1, 1, 1), []),
+    "mx, long": ("int8", {"scale_dtype": "float8e8m0"}, 300, False, [0], steps(-5, 1, 1), []),
+    "mx, weighted": ("int8", {"scale_dtype": "float8e8m0"}, 32, True, [0], steps(-5, 1, 1), []),
+    "float8": ("float4e2m1", {"scale_dtype": "float8e4m3fn"}, 16, False, [0], steps(-2, 6, 8), []),
+    "float8, long": ("int4", {"scale_dtype": "float8e4m3fn"}, 257, False, [0],
+                     steps(-24, 6, 8), []),
+    "float8, weighted": ("int4", {"scale_dtype": "float8e4m3fn"}, 32, True, [0],
+                         steps(-24, 6, 8), []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PLANS)
+def test_candidates_by_hand(case: str) -> None:
+    """They decide the bytes of every file that a search writes."""
+    dtype, options, length, weighted, moves, coarse, later = PLANS[case]
+    spec = QuantSpec(dtype, PerTensor(), **{"method": "mse", "scale_dtype": "float32"} | options)
+    assert spec.scale_dtype is not None
+    first, *rest = stages(spec, spec.scale_dtype, length, weighted=weighted)
+    assert first[0] == (0, 0)  # what the search begins with, which is no candidate twice
+    assert first[1:] == [(k, m) for m in moves for k in coarse if (k, m) != (0, 0)]
+    assert rest == later
+
+
+@pytest.mark.parametrize(
+    ("dtype", "unit", "width"), [("int4", 128, 15), ("uint8", 128, 255), ("float4e2m1", 1, 12)]
+)
+@pytest.mark.parametrize("over", [1.0, 4.0])
+def test_a_scale_is_taken_where_rounding_cannot_be_what_makes_it_better(
+    dtype: str, unit: int, width: int, over: float
+) -> None:
+    """Costs of 1 and 2, in steps squared, are errors that differ by more than they may be wrong."""
+    grid = Grid.of(QuantSpec(dtype, PerTensor(), method="mse"), DTYPES["float32"], over)
+    wrong = 32 * (Fraction(unit, 2**24) + Fraction(width, 2**21)) * (1 + 4)
+    bound = float(1 + Fraction(1, 2**19) + wrong)  # of errors in units of over squared
+    begin = np.ones(4, np.float32), np.zeros(4, np.float32)
+    before = np.array([bound, np.nextafter(bound, 2), np.inf, 0.5])
+
+    def cost(candidates: Array) -> Array:
+        return np.where(candidates[0] == 1 / over, before[:, None], 0.25)
+
+    found = best(*begin, cost, [[(0, 0)], [(OCTAVE, 0)]], grid, 32)
+    assert found.tolist() == [[1, 2, 1, 1], [0, 0, 0, 0]]
+
+
+def test_every_stage_goes_on_from_the_best_so_far() -> None:
+    grid = Grid.of(QuantSpec("uint8", PerTensor(), method="mse"), DTYPES["float32"], 1.0)
+
+    def cost(candidates: Array) -> Array:
+        scale, zero = 1 / candidates[0], -candidates[1]
+        return ((scale - 8) ** 2 + (zero - 5) ** 2 + 1) / scale**2
+
+    begin = np.ones(2, np.float32), np.array([2, 7], np.float32)
+    plan = [[(0, 0), (OCTAVE, 0), (2 * OCTAVE, 0)], [(OCTAVE, 0), (0, 1)], [(0, -1), (0, 1)]]
+    scale, zero = best(*begin, cost, [*plan, plan[2], plan[2]], grid, 1)
+    assert scale.tolist() == [8, 8]
+    assert zero.tolist() == [5, 5]
+
+
+COMPILED = [
+    ("int4", "float32", {}, 1.0), ("int4", "float16", {"negative_scale": True}, 1.0),
+    ("uint4", "bfloat16", {"symmetric": False}, 1.0), ("uint2", "float32", {}, 1.0),
+    ("int8", "float8e4m3fn", {}, 0.75), ("uint8", "float32", {}, 1.0), ("int16", "float32", {}, 1),
+    ("float4e2m1", "float8e4m3fn", {}, float(np.float32(0.0123))),
+    ("float6e2m3", "float8e8m0", {}, 1.0), ("float6e3m2", "float32", {}, 1.0),
+    ("float8e4m3fn", "float32", {}, 1.0), ("float8e5m2", "bfloat16", {}, 1.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("length", [32, 300])
+@pytest.mark.parametrize("is_weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize(("dtype", "storage", "options", "over"), COMPILED, ids=str)
+def test_the_kernel_finds_the_same(
+    dtype: str, storage: str, options: dict[str, Any], over: float, is_weighted: bool, length: int
+) -> None:
+    every = np.concatenate([values(kind)[:15] for kind in KINDS]).reshape(-1)
+    groups = every[: every.size // length * length].reshape(-1, length).copy()
+    groups[3, 5:7] = np.nan, np.inf
+    random = np.random.default_rng(10)
+    weights = random.exponential(size=groups.shape).astype(np.float32)
+    weights[random.random(groups.shape) < 0.2] = 0
+    weights[::3] *= np.float32(1e-20)
+    spec = QuantSpec(dtype, PerAxis(0), method="mse", scale_dtype=storage, **options)
+    kind = DTYPES[storage]
+    finite = np.where(np.isfinite(groups), groups, 0)
+    low, high = (finite.min(axis=1).astype(float), finite.max(axis=1).astype(float))
+    start = scales.single(*scales.from_ranges(low, high, spec, kind, over=over))
+    given = weights if is_weighted else None
+    found = search(groups, *start, spec, kind, over, given)
+    grid = Grid.of(spec, kind, over)
+    kernel = TileSearcher(
+        groups.shape, spec, stages(spec, kind, length, weighted=is_weighted),
+        mantissa=grid.mantissa, exponent=grid.exponent, unit=grid.unit, loose=grid.loose(length),
+        over=over, storage=grid.storage_limits,
+    )  # fmt: skip
+    extra = (weights.reshape(-1), shares(weights)) if is_weighted else ()
+    scale, zero = (part.copy() for part in start)
+    kernel.search(groups.reshape(-1), 0, 0, scale, zero, *extra)
+    assert found[0].tobytes() == scale.tobytes()
+    assert found[1].tobytes() == zero.tobytes()
+    assert (found[0] != start[0]).any() or dtype in ("int16", "float6e2m3")
+    # and says the same of what was found
+    with np.errstate(over="ignore"):
+        inverse = np.float32(1) / (scale * np.float32(over))
+    candidate = np.stack([inverse, np.float32(spec.qmin) - zero, np.float32(grid.highest) - zero])
+    pieces, steps = kernel.costs(groups.reshape(-1), 0, 0, candidate[:, :, None], *extra)
+    total = np.bincount(pieces, steps[:, 0])
+    total *= (scale * np.float32(over)).astype(float) ** 2 / (extra[1] if is_weighted else 1)
+    cost = costs(finite, scale, zero, grid, given)
+    is_number = np.isfinite(cost)  # but where a reciprocal is infinite
+    assert np.array_equal(np.isfinite(total), is_number)
+    assert np.array_equal(total[is_number], cost[is_number])
+
+
+def test_groups_of_weights_0_are_searched_without_them() -> None:
+    groups, storage = values("skewed")[:6], DTYPES["float32"]
+    weights = np.ones(groups.shape, np.float32)
+    weights[2:4] = 0
+    spec = QuantSpec("int4", PerAxis(0), method="mse")
+    start = np.full(6, 0.7, np.float32), np.zeros(6, np.float32)
+    found, _ = search(groups, *start, spec, storage, 1.0, weights)
+    plain, _ = search(groups, *start, spec, storage, 1.0, None)
+    alone, _ = search(groups[:2], start[0][:2], start[1][:2], spec, storage, 1.0, weights[:2])
+    assert found[2:4].tolist() == plain[2:4].tolist()
+    assert found[:2].tolist() == alone.tolist()
+    assert found[2] != start[0][2]
+
+
+@pytest.mark.parametrize("length", [1, 5, 70000])
+def test_weights_get_a_mean_of_a_half_to_one(length: int) -> None:
+    random = np.random.default_rng(length)
+    weights = np.ldexp(random.random((5, length)), random.integers(-120, 120, (5, 1)))
+    weights[2] = 0
+    weights[4] = [*np.full(length - 1, 0), 0.75]
+    found = shares(weights.astype(np.float32))
+    assert found[2] == 1
+    for share, row in zip(found.tolist(), weights.astype(np.float32), strict=True):
+        assert math.frexp(share)[0] == 0.5
+        mean = math.fsum(row.astype(float)) / length * share
+        # weights below 2^-30 of the largest are none
+        assert 0.5 - 2.0**-30 <= mean < 1 or not row.any()
+    assert shares(np.full((1, 3), 1e-45, np.float32)).tolist() == [2.0**127]
+    assert shares(np.full((1, 3), 3e38, np.float32)).tolist() == [2.0**-126]
+    assert shares(np.full((1, 4), 1, np.float32)).tolist() == [0.5]
+    assert shares(np.float32([[1, 0.25, 0, 0.75]])).tolist() == [1]
+
+
+def test_divisors_are_squared_in_float64() -> None:
+    grid = Grid.of(QuantSpec("int4", PerTensor()), DTYPES["float32"], 3.0)
+    scale = np.float32([1 / 3, 1e-30, 3e38])
+    with np.errstate(over="ignore"):
+        divisor = (scale * np.float32(3)).astype(float)
+    assert squared(scale, grid).tolist() == (divisor**2).tolist() == [1, divisor[1] ** 2, np.inf]

@@ -59,10 +59,10 @@ def refined(
     start: tuple[Array, Array | None],
     spec: QuantSpec,
     storage: DType,
-    over: float = 1.0,
-    weights: Array | None = None,
+    over: float,
+    weights: Array | None,
     *,
-    compiled: bool = False,
+    compiled: bool,
 ) -> tuple[Array, Array | None]:
     """The very best scales and zero points of groups (G, n), see optimal.py, in the shape of those
     of the start. compiled: by the kernel, which gives the same."""

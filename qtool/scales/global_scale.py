@@ -60,9 +60,12 @@ def exchangeable(value: float) -> float:
 def best(
     choices: list[float], windows: Sequence[range], cost: Callable[[float, range], float]
 ) -> float:
-    """The first of those choices of least cost in all windows together."""
+    """The first of those choices of least cost in all windows together.
+
+    Where a reciprocal is infinite, so is the cost, or NaN if there is a zero or filler.
+    """
     totals = [sum(cost(choice, window) for window in windows) for choice in choices]
-    return choices[int(np.argmin(totals))]
+    return choices[int(np.argmin(np.nan_to_num(totals, nan=np.inf, posinf=np.inf)))]
 
 
 def windows(size: int, span: int, *, all_of_it: bool) -> list[range]:

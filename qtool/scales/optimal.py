@@ -81,8 +81,8 @@ def refine(
     zero_point: Array | None,
     spec: QuantSpec,
     storage: DType,
-    over: float = 1.0,
-    weights: Array | None = None,
+    over: float,
+    weights: Array | None,
 ) -> tuple[Array, Array | None]:
     """The scale and zero point of least error of every group; of equal ones the smaller scale
     (by magnitude, the positive one of two), then the smallest zero point that clips least.
@@ -105,8 +105,8 @@ def refine_compiled(
     zero_point: Array | None,
     spec: QuantSpec,
     storage: DType,
-    over: float = 1.0,
-    weights: Array | None = None,
+    over: float,
+    weights: Array | None,
 ) -> tuple[Array, Array | None]:
     """refine() to the bit, by the kernel where float32 screening holds; arrays in C order."""
     from qtool.kernels import refiner

@@ -86,8 +86,8 @@ def search(
     zero_point: Array,
     spec: QuantSpec,
     storage: DType,
-    over: float = 1.0,
-    weights: Array | None = None,
+    over: float,
+    weights: Array | None,
 ) -> tuple[Array, Array]:
     """Scale and zero point, both float32, of least cost for each of the groups.
 
@@ -110,7 +110,7 @@ def search(
         found[:, part] = best(scale[part], zero_point[part], cost, plan, grid, groups.shape[1])
     if weights is not None and (idle := ~weights.any(axis=1)).any():
         begin = scale[idle], zero_point[idle]
-        found[:, idle] = search(groups[idle], *begin, spec, storage, over)
+        found[:, idle] = search(groups[idle], *begin, spec, storage, over, None)
     return found[0], found[1]
 
 

@@ -13,7 +13,7 @@ _SHORT = 256  # elements of a group up to which its largest one is near the othe
 
 
 def stages(
-    spec: QuantSpec, storage: DType, length: int, *, weighted: bool = False
+    spec: QuantSpec, storage: DType, length: int, *, weighted: bool
 ) -> list[list[Candidate]]:
     """The candidates of every stage, for groups of that many elements; the very first one is what
     the search begins with.
@@ -31,7 +31,7 @@ def stages(
     short = length <= _SHORT
     dtype = spec.dtype
     if storage.bits == 8:
-        unit = _OCTAVE if storage.name == "float8e8m0" else _OCTAVE >> int(storage.limits.nmant)
+        unit = _OCTAVE >> int(storage.limits.nmant)
         low, high = (-1, 1) if unit == _OCTAVE else (-2, 6)
         low = low if short and not weighted else -5 if unit == _OCTAVE else -24
         coarse, fine = [k * unit for k in range(low, high + 1)], []
