@@ -312,3 +312,19 @@ def test_a_plan_has_sizes_and_no_pictures(tmp_path: Path) -> None:
     heads = list(page.all("button"))
     assert heads == ["#", "tensor", "type", "shape", "bits", "before", "after"]
     assert ok("report", plan, "-o", "-", "--to", "png", "-q").out.startswith(b"\x89PNG")
+
+
+def test_a_page_of_very_many_tensors_lists_the_worst_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = quantized(tmp_path, weights(*"abcdef"), "--dtype", "int8")
+    records = data(made)["tensors"]
+    for record, error in zip(records, (0.1, 0.4, None, 0.2, 0.3, 0.4), strict=True):
+        record["relative_error"] = error
+    many = edited(made, "many.json", tensors=records)
+    assert html(many).all("th", scope="row") == [*"abcdef"]
+    monkeypatch.setattr("qtool.render.page.html._MOST", 3)
+    page = html(many)
+    assert page.all("th", scope="row") == [*"bcf"]
+    assert page.attribute("td", "data-v")[0] == "2"  # its number in model order
+    assert "The 3 of 6 tensors with the largest errors" in page.all("body")[0]

@@ -26,17 +26,30 @@ def restore(codes: Codes, write: Writer, output: DType, jobs: int) -> None:
     """Store (code - zero_point) * scale of every element, as output, over that many threads."""
     codes = _plain(codes)
     shape = folded(codes.shape, codes.granularity)
-    _, size, inner = shape
 
     def work(box: _Box) -> None:
-        outer, along, within = box
-        start = (outer.start * size + along.start) * inner + within.start
+        start = _start(shape, box)
         values = _tile(codes, shape, box, start, output)
         write(start * values.itemsize, values.reshape(-1).view(np.uint8))
 
-    granularity = codes.granularity
-    block = granularity.block_size if isinstance(granularity, Blocked) else 1
-    in_order(work, _boxes(shape, block), jobs, lambda _: None)
+    in_order(work, _boxes(shape, _block(codes)), jobs, lambda _: None)
+
+
+def values(codes: Codes, output: DType) -> Iterator[Array]:
+    """(code - zero_point) * scale of every element, as output, in pieces in C order."""
+    codes = _plain(codes)
+    shape = folded(codes.shape, codes.granularity)
+    for box in _boxes(shape, _block(codes)):
+        yield _tile(codes, shape, box, _start(shape, box), output).reshape(-1)
+
+
+def _start(shape: Shape, box: _Box) -> int:
+    outer, along, within = (part.start for part in box)
+    return int((outer * shape[1] + along) * shape[2] + within)
+
+
+def _block(codes: Codes) -> int:
+    return codes.granularity.block_size if isinstance(codes.granularity, Blocked) else 1
 
 
 def _plain(codes: Codes) -> Codes:

@@ -10,9 +10,12 @@ from numpy.typing import NDArray
 
 from qtool import ops
 from qtool.dtypes import DType
+from qtool.formats import Source
 from qtool.tensor import operator_scale
 
 Array = NDArray[Any]
+
+_PIECE = 1 << 18
 
 
 def scale_figures(scale: Array, dtype: DType) -> dict[str, Any]:
@@ -35,11 +38,19 @@ def scale_faults(figures: dict[str, Any], count: int) -> Iterator[str]:
             yield f"{figures[key]} of {count} scales {'is' if figures[key] == 1 else 'are'} {what}"
 
 
-def code_faults(codes: Array) -> Iterator[str]:
-    """What is wrong with codes, in whatever elements they are stored."""
-    words = np.ascontiguousarray(codes).reshape(-1).view(f"u{codes.dtype.itemsize}")
-    if words.size > 1 and bool((words == words[0]).all()):
-        yield f"all code words are {int(words[0]):#x}"
+def code_faults(source: Source, name: str, dtype: DType, size: int) -> Iterator[str]:
+    """What is wrong with codes, in whatever elements they are stored: so many of dtype."""
+    first = None
+    with source.reading(name) as read:
+        for start in range(0, size, _PIECE):
+            codes = np.empty(min(_PIECE, size - start), dtype.numpy)
+            read(start, codes)
+            words = codes.view(f"u{codes.itemsize}")
+            first = words[0] if first is None else first
+            if not bool((words == first).all()):
+                return  # as most are in the first piece
+    if size > 1 and first is not None:
+        yield f"all code words are {int(first):#x}"
 
 
 def zero_point_faults(stored: Array, bits: int, *, less_one: bool) -> Iterator[str]:

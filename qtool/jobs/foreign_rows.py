@@ -44,7 +44,9 @@ def add_faults(weight: ForeignWeight, found: dict[str, Any], source: Source) -> 
     if dtype.bits == weight.scale.dtype.bits:
         how["scales"] = faults.scale_figures(source.read(weight.scale.name), dtype)
         how["problems"] += faults.scale_faults(how["scales"], weight.scale.size)
-    how["problems"] += faults.code_faults(source.read(weight.codes.name))
+    how["problems"] += faults.code_faults(
+        source, weight.codes.name, weight.codes.dtype, weight.codes.size
+    )
     if weight.layout.tool == "GPTQ" and weight.zero_point is not None and how["dtype"]:
         stored = source.read(weight.zero_point.name)
         less_one = weight.layout.variant == "v1"

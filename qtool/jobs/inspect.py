@@ -114,6 +114,7 @@ def _add_scale_faults(
     source: Source, rows: list[dict[str, Any]], stored: dict[str, StoredWeight]
 ) -> None:
     """What is wrong with the scales and codes that an ONNX model's operators read."""
+    infos = {info.name: info for info in source.infos()}
     for row in rows:
         weight = stored.get(row["name"])
         if weight is None:
@@ -124,7 +125,8 @@ def _add_scale_faults(
             how["scales"] = faults.scale_figures(scale, weight.scale_dtype)
             how["problems"] += faults.scale_faults(how["scales"], scale.size)
         if weight.dtype.bits <= 8:  # a bias in int32 may well be zero
-            how["problems"] += faults.code_faults(source.read(weight.label))
+            label, info = weight.label, infos[weight.label]
+            how["problems"] += faults.code_faults(source, label, info.dtype, info.size)
 
 
 def _special(source: Source, uses: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -220,14 +222,15 @@ def _add_stats(
 ) -> None:
     """Read every tensor; what weights of other tools stand for is not computed."""
     progress.begin(len(rows), sum(row["bytes"] for row in rows))
+    infos = {info.name: info for info in readable.infos()}
     for row, weight in zip(rows, weights, strict=True):
-        row["stats"] = None
         if weight is not None:
+            row["stats"] = None
             foreign_rows.add_faults(weight, row, source)
         else:
-            values = readable.read(row["name"])
+            info = infos[row["name"]]
             row["stats"] = (
-                None if values.dtype.kind == "c" else figures_of(values.reshape(-1), bins)
+                None if info.dtype.kind == "complex" else figures_of(readable, info, bins)
             )
         if row["name"] in described.tensors:
             _add_faults(row, cast("DequantizedSource", readable))
@@ -241,4 +244,6 @@ def _add_faults(row: dict[str, Any], source: DequantizedSource) -> None:
     scale, _, _ = source.parameters(name)
     how["scales"] = faults.scale_figures(scale, source.tensors[name].scale_dtype)
     how["problems"] += faults.scale_faults(how["scales"], scale.size)
-    how["problems"] += faults.code_faults(source.original.read(source.parts(name)[0].name))
+    codes = source.parts(name)[0]
+    size = math.prod(codes.shape)
+    how["problems"] += faults.code_faults(source.original, codes.name, codes.dtype, size)

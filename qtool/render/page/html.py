@@ -27,6 +27,7 @@ from qtool.render.page.figures import (
 from qtool.render.page.svg import inline
 
 _ROWS = 20  # of the table behind a histogram
+_MOST = 5000  # tensors in the table: browsers take long for more
 
 
 def document(report: Mapping[str, Any], pictures: Mapping[str, Any]) -> bytes:
@@ -58,7 +59,8 @@ def document(report: Mapping[str, Any], pictures: Mapping[str, Any]) -> bytes:
         cards=cards,
         notes=[plain(note) for note in pictures["notes"]],
         columns=found,
-        tensors=[_row(i, r, found) for i, r in enumerate(records, 1)],
+        count=len(records),
+        tensors=[_row(i, records[i - 1], found) for i in layers.worst(records, _MOST)],
     )
     return text.encode()
 

@@ -101,6 +101,12 @@ def _error(record: Record) -> float:
     return math.nan if value is None else value
 
 
+def worst(records: Sequence[Record], most: int) -> list[int]:
+    """The numbers, in order and from 1 on, of those with the largest errors; no figure is worse."""
+    errors = [math.inf if math.isnan(e) else e for e in map(_error, records)]
+    return sorted(sorted(range(1, len(records) + 1), key=lambda n: -errors[n - 1])[:most])
+
+
 def _worst(group: Sequence[Record]) -> float:
     return max((e for e in map(_error, group) if not math.isnan(e)), default=math.nan)
 
