@@ -90,7 +90,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # this folder
+    if not sys.flags.safe_path:
+        del sys.path[0]  # this folder
     code = main()
     sys.stdout.flush()
     sys.exit(code)

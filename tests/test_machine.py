@@ -66,6 +66,26 @@ def test_damaged_code_is_not_taken(folders: list[Path], damage: str) -> None:
     assert machine._stored_code() is None
 
 
+@pytest.mark.parametrize("danger", ["another user's", "for all to write"])
+def test_code_that_somebody_else_may_have_written_is_not_taken(
+    folders: list[Path], danger: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine._store(b"code")
+    assert machine.is_kept()
+    path = folders[0] / machine._file_name()
+    if danger == "for all to write":
+        path.chmod(0o666)
+    else:  # as it is where the folder is in /tmp
+        path.chmod(0o644)
+        mine = os.stat
+        info = path.stat()
+        other = os.stat_result((*info[:4], 12345, *info[5:10]))
+        monkeypatch.setattr(os, "stat", lambda p, **k: other if p == path else mine(p, **k))
+        monkeypatch.setattr(os, "fstat", lambda _: other)
+    assert not machine.is_kept()
+    assert machine._stored_code() is None
+
+
 def test_the_file_is_named_after_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     here = machine._file_name()
     monkeypatch.setattr(machine, "_cpu", lambda: ("generic", ""))
@@ -79,6 +99,27 @@ def test_without_a_home_there_is_the_package(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "expanduser", no_home)
     assert [path.name for path in machine._folders()] == ["__pycache__"]
+
+
+@pytest.mark.parametrize("place", ["here", "./here"])
+def test_a_folder_below_the_current_one_is_no_cache(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/somewhere")
+    monkeypatch.setenv("XDG_CACHE_HOME", place)
+    assert [str(path) for path in machine._folders()][1:] == ["/somewhere/.cache/qtool"]
+    monkeypatch.setenv("HOME", place)
+    assert len(list(machine._folders())) == 1
+
+
+def test_no_settings_for_numba_are_taken_from_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / ".numba_config.yaml").write_text("debug: 1\n")
+    script = "from qtool.kernels import machine; machine._compiled_code(None)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[-1].startswith("qtool.errors.QtoolError: .numba_config.yaml: ")
 
 
 @pytest.mark.usefixtures("_fresh")

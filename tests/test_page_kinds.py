@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command import ok
+from command import ok, process
 from pages import HOSTILE, data, edited, quantized, weights
 from PIL import Image
 
@@ -117,6 +118,22 @@ def test_no_cell_is_a_formula(report: Path) -> None:
     ]  # fmt: skip
     assert (rows[0][-1], rows[1][-1]) == ("'=key", "'=2")
     assert rows[1][rows[0].index("min")] == "-1.5"
+
+
+def test_settings_that_lie_about_are_not_taken(report: Path, tmp_path: Path) -> None:
+    """Neither those in the current folder, which could run LaTeX, nor those of a user."""
+    said = {"none": b"", "latex": b"text.usetex: True\nfont.size: 99\nodd: 1\n", "odd": b"\xff\xfe"}
+    drawn = {}
+    for name, content in said.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "matplotlibrc").write_bytes(content)
+        mine = {} if name == "none" else {"MATPLOTLIBRC": str(folder), "MPLBACKEND": "nonsense"}
+        arguments = ["report", str(report), "-o", "-", "--to", "png"]
+        done = process(*arguments, cwd=folder, env=os.environ | mine)
+        assert done.returncode == 0, done.stderr
+        drawn[name] = (done.stdout, done.stderr)
+    assert drawn["none"] == drawn["latex"] == drawn["odd"]
 
 
 def test_the_picture(report: Path, tmp_path: Path) -> None:
