@@ -161,7 +161,7 @@ def resolve(value: DTypeLike, thing: str = "dtype") -> DType:
 def resolve_target(value: DTypeLike, thing: str = "dtype") -> DType:
     """resolve(), restricted to the types that QuantizeLinear produces."""
     try:
-        dtype = resolve(value, thing)
+        dtype = resolve(value)
     except SpecError as error:
         remedy = nearest(value, [dtype.name for dtype in TARGETS], "one of " + names(TARGETS))
         raise SpecError(thing, error.rule, remedy) from None

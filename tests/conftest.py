@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # readline, which pytest imports, sets it; tests that want a width say so.
 os.environ.pop("COLUMNS", None)
@@ -12,6 +12,13 @@ os.environ.pop("COLUMNS", None)
 # onnxruntime, which many tests run by themselves, would tell its maker.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
-# The same examples every time; nothing is stored.
-settings.register_profile("qtool", deadline=None, derandomize=True, database=None, print_blob=True)
+# The same examples every time; nothing is stored. mutmut needs a failure, not the shortest one.
+settings.register_profile(
+    "qtool",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    phases=[p for p in Phase if p != Phase.shrink or "MUTANT_UNDER_TEST" not in os.environ],
+)
 settings.load_profile("qtool")

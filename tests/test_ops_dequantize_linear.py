@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from qtool.dtypes import DTYPES
-from qtool.ops import dequantize_linear
+from qtool.ops import biased, dequantize_linear
 
 Array = NDArray[Any]
 INF, NAN = float("inf"), float("nan")
@@ -102,3 +102,13 @@ def test_dequantize_linear_holds_the_values_that_the_text_gives(
     assert y.shape == x.shape
     # repr tells -0.0 from 0.0 and has one NaN
     assert repr(y.astype(float).tolist()) == repr(np.asarray(expected, float).tolist())
+
+
+@pytest.mark.parametrize("output", ["float32", "float16", "bfloat16"])
+def test_a_bias_that_is_not_finite_is_added_without_a_warning(output: str) -> None:
+    codes = np.array([0, 1, 2, 2], np.int32)
+    y = biased(codes, array(output, INF), array(output, [0, -INF, INF, NAN]), DTYPES[output])
+    assert y.dtype == DTYPES[output].numpy
+    assert repr(y.astype(float).tolist()) == "[nan, nan, inf, nan]"
+    large = biased(codes, array(output, 6e4), array(output, 6e4), DTYPES[output])
+    assert (large.astype(float)[3] == INF) == (output == "float16")

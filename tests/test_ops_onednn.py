@@ -35,6 +35,7 @@ VECTORS = [
      {"dst": "s8"}, [127, -128, 9, 127]),
     ("a zero point outside the type", f32([0, -200, 900, NAN]), [1], [300],
      {}, [255, 100, 255, 255]),
+    ("a zero point below the type", f32([0, 300, NAN]), [1], [-200], {}, [0, 100, 0]),
     ("a sum beyond float32's whole numbers", f32([0.5, 0.25]), [1], [2**24], {"dst": "s8"},
      [127, 127]),
     # 0.49999997 + 1 is the tie 1.5 in float32, and 1.49999997 in float64

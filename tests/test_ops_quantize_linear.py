@@ -118,6 +118,9 @@ INTEGER_VECTORS = [
      {}, [128, 2]),
     ("float64 is rounded to float32 first", np.array([2.5 + 1e-9, 2.5 + 1e-6]), f32(1), "int8", 0,
      {}, [2, 3]),
+    # 1 + 2^-11 + 2^-40 is the tie 1 + 2^-11 in float32, and beyond it in float64
+    ("float64 is rounded to float32 before float16", np.array([1 + 2.0**-11 + 2.0**-40]),
+     array("float16", 2.0**-10), "int16", 0, {}, [1024]),
     ("a subnormal scale, whose reciprocal is Inf", f32([2e-37, -1.2e-37, 1e-38, 0]),
      f32(1.5748031e-39), "int8", 0, {}, [127, -76, 6, 0]),
     ("the smallest float32 scale", f32([1e-45, -1e-45, 0]), f32(1e-45), "int8", 0, {}, [1, -1, 0]),
@@ -229,6 +232,13 @@ def test_the_attributes_and_their_defaults_are_those_of_the_kernel_contract() ->
     assert parameters["axis"].default == 1
     assert parameters["block_size"].default == 0
     assert parameters["saturate"].default is True
+
+
+def test_infinities_of_float8_zero_points_are_added_without_a_warning() -> None:
+    x, zero = f32([[INF, -INF, 5], [INF, -INF, 5]]), array("float8e5m2", [INF, -INF])
+    y = quantize_linear(x, f32([1, 1]), zero, axis=0)
+    expected = [[57344, NAN, 57344], [NAN, -57344, -57344]]
+    assert repr(y.astype(float).tolist()) == repr(np.array(expected, float).tolist())
 
 
 def test_float8_saturates_unless_told_otherwise() -> None:
