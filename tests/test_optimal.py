@@ -71,7 +71,7 @@ KINDS = {name: values.astype(np.float32) for name, values in kinds().items()}
 BLOCKS = np.concatenate(list(KINDS.values()))
 
 
-def windows(spec: QuantSpec, storage: str) -> list[tuple[int, float, float]]:
+def windows(spec: QuantSpec) -> list[tuple[int, float, float]]:
     """Sign of the scale, lowest and highest code less the zero point, in order of preference."""
     low, high = (float(v) for v in TARGETS[spec.dtype.name])
     low += spec.narrow_range
@@ -81,9 +81,7 @@ def windows(spec: QuantSpec, storage: str) -> list[tuple[int, float, float]]:
     if spec.dtype.kind == "uint":
         middle = (high + 1) / 2
         low, high = low - middle, high - middle
-    mirrors = spec.negative_scale and spec.dtype.is_integer and storage != "float8e8m0"
-    signs = (1, -1) if mirrors else (1,)
-    return [(sign, low, high) for sign in signs]
+    return [(sign, low, high) for sign in ((1, -1) if spec.negative_scale else (1,))]
 
 
 TARGETS: dict[str, tuple[Any, Any]] = dict(oracle.INTEGERS)
@@ -166,7 +164,7 @@ def brute_force(
     return min(
         squares(x, stationary(x, spec, ends, weights) if table is None else table, spec, ends,
                 storage, weights).min()
-        for ends in windows(spec, storage)
+        for ends in windows(spec)
     )  # fmt: skip
 
 
@@ -196,9 +194,9 @@ def found_window(
     if spec.symmetric:
         if zero_point is not None:
             assert int(zero_point[number]) == 2 ** (spec.dtype.bits - 1)
-        return windows(spec, storage)[scale < 0]
+        return windows(spec)[scale < 0]
     assert zero_point is not None
-    return windows(spec, storage)[int(zero_point[number]) - int(spec.qmin)]
+    return windows(spec)[int(zero_point[number]) - int(spec.qmin)]
 
 
 def start(blocks: Array, spec: QuantSpec, storage: str, over: float) -> tuple[Array, Array | None]:
@@ -223,9 +221,15 @@ SYMMETRIC = [
 
 
 @pytest.mark.parametrize(
-    "storage", ["float8e4m3fn", "float8e8m0", "float16", "bfloat16", "float32"]
+    ("target", "options", "storage"),
+    [
+        (*case, storage)
+        for case in SYMMETRIC
+        for storage in ("float8e4m3fn", "float8e8m0", "float16", "bfloat16", "float32")
+        if storage != "float8e8m0" or "negative_scale" not in case[1]  # which has no sign
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize(("target", "options"), SYMMETRIC, ids=str)
 def test_symmetric(target: str, options: dict[str, Any], storage: str) -> None:
     step = {"float16": 17, "bfloat16": 17, "float32": 3}.get(storage, 1)
     check(BLOCKS[::step], a_spec(target, storage, **options), storage)
@@ -388,7 +392,7 @@ def begun(
     window = np.zeros(len(blocks), np.int32)
     if not spec.symmetric and zero is not None:
         window = zero.astype(np.int32) - int(spec.qmin)
-    groups = Groups(blocks, weights, Grid(spec, DTYPES["bfloat16"]), DTYPES["bfloat16"])
+    groups = Groups(blocks, weights, Grid(spec), DTYPES["bfloat16"])
     return groups, Best(groups, scale.astype(np.float32), window)
 
 
@@ -403,7 +407,7 @@ def test_the_best_scale_is_looked_for_between_the_bounds_of_the_proofs(
         weights[weights < 0.3] = 0
     groups, best = begun(blocks, target, options, weights)
     spec = a_spec(target, "bfloat16", **options)
-    ends = windows(spec, "bfloat16")
+    ends = windows(spec)
     unhalved = 2.0**-40
     numbers = range(len(ends)) if spec.symmetric else [UNCLIPPED]
     found = [bounds(groups, best, window, unhalved) for window in numbers]
@@ -500,17 +504,17 @@ def test_what_is_known_of_a_group() -> None:
     x = np.array([[1, -3, 4, np.nan, 0, -8, 2], [1e38, 0, 0, 0, 0, 0, -np.inf]], np.float32)
     weights = np.array([[1, 2, 3, 4, 5, 0, 0.5], [0, 1, 1, 1, 1, 1, 1]], np.float32)
     spec, storage = a_spec("int4", "float32"), DTYPES["float32"]
-    groups = Groups(x, weights, Grid(spec, storage), storage)
+    groups = Groups(x, weights, Grid(spec), storage)
     assert (groups.count, groups.x.shape, groups.low.tolist()) == (2, (16, 2), [3, 0])
     assert (groups.high.tolist(), groups.absmax.tolist()) == ([4, 0], [4, 0])
     assert (groups.lowest.tolist(), groups.highest.tolist()) == ([8, 0], [4, float(x[1, 0])])
     assert groups.norm.tolist() == [np.sqrt(1 + 2 * 9 + 3 * 16 + 2), 0]
     assert groups.limit.tolist() == [LARGEST] * 2
     assert groups.is_huge.tolist() == [False, True]
-    plain = Groups(x, None, Grid(spec, storage), storage)
+    plain = Groups(x, None, Grid(spec), storage)
     assert (plain.low.tolist(), plain.high.tolist()) == ([8, 0], [4, float(x[1, 0])])
     assert plain.norm[0] == np.sqrt(1 + 9 + 16 + 64 + 4)
-    half = Groups(x, None, Grid(spec, DTYPES["float16"]), DTYPES["float16"])
+    half = Groups(x, None, Grid(spec), DTYPES["float16"])
     assert half.limit.tolist() == [65504, LARGEST]
 
 
@@ -523,7 +527,7 @@ def test_numbers_of_every_pair() -> None:
 @pytest.mark.parametrize("target", ["int4", "uint8", *oracle.EXPONENT_BITS])
 def test_codes_by_number(target: str) -> None:
     codes = codes_of(target)
-    levels = _Levels(Grid(a_spec(target, "float32"), DTYPES["float32"]))
+    levels = _Levels(Grid(a_spec(target, "float32")))
     width = len(codes) if target in oracle.EXPONENT_BITS else 15
     assert levels.positive(width).tolist() == codes[:width]
     codes = [0.0, *codes[:width]]
@@ -542,7 +546,7 @@ def test_codes_by_number(target: str) -> None:
      ("float8e5m2", 512), ("int8", 1024)],
 )  # fmt: skip
 def test_cells_of_the_float32_numbers(target: str, per_octave: int) -> None:
-    grid = Grid(a_spec(target, "float32"), DTYPES["float32"])
+    grid = Grid(a_spec(target, "float32"))
     size = (1 << 23) // per_octave
     assert 1 << cell_bits(grid) == size
     last = 0x7F7FFFFF // size
@@ -621,3 +625,35 @@ def test_between_breakpoints_errors_are_parabolas(
             estimate = np.clip(np.copysign(nearest, x), low, high) * scale
             wanted = (weight * (x - estimate) ** 2).sum() / (weight * x * x).sum()
             assert c[i] + g[i] * u + b[i] * u * u == pytest.approx(wanted, abs=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "lows", "width", "smallest"),
+    [
+        ("int4", {}, [-8], 15, 1), ("int4", {"narrow_range": True}, [-7], 14, 1),
+        ("int4", {"negative_scale": True}, [-8, -7], 15, 1),
+        ("int4", {"negative_scale": True, "narrow_range": True}, [-7], 14, 1),
+        ("uint2", {"symmetric": True}, [-2], 3, 1), ("uint2", {}, [0, -1, -2, -3], 3, 1),
+        ("uint2", {"symmetric": True, "negative_scale": True}, [-2, -1], 3, 1),
+        ("int2", {"symmetric": False, "narrow_range": True}, [0, -1, -2], 2, 1),
+        ("float4e2m1", {}, [-6], 12, 0.5), ("float8e5m2", {}, [-57344], 114688, 2.0**-16),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_windows_by_hand(
+    target: str, options: dict[str, Any], lows: list[int], width: int, smallest: float
+) -> None:
+    grid = Grid(a_spec(target, "float32", method="optimal", **options))
+    far = 2.0**30
+    assert (grid.count, grid.width, grid.smallest) == (len(lows), width, smallest)
+    assert grid.lows.tolist() == [*lows, -far]
+    assert grid.highs.tolist() == [*(low + width for low in lows), far]
+
+
+def test_groups_that_fill_their_lanes_reach_from_zero() -> None:
+    x = np.stack([np.arange(2, 18), -np.arange(2, 18)]).astype(np.float32)
+    spec, storage = a_spec("int4", "float32"), DTYPES["float32"]
+    groups = Groups(x, None, Grid(spec), storage)
+    assert groups.x.shape == (16, 2)
+    assert (groups.low.tolist(), groups.high.tolist()) == ([0, 17], [17, 0])
+    assert (groups.lowest.tolist(), groups.highest.tolist()) == ([0, 17], [17, 0])

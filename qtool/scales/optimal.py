@@ -93,7 +93,7 @@ def refine(
     Raises SpecError: see check().
     """
     check(spec, storage)
-    grid = Grid(spec, storage)
+    grid = Grid(spec)
     divisor, window = _started(scale, zero_point, grid, spec, over)
     _improve(values, weights, divisor, window, grid, storage, over)
     return _finished(divisor, window, grid, storage, over, zero_point, spec)
@@ -112,7 +112,7 @@ def refine_compiled(
     from qtool.kernels import refiner
 
     check(spec, storage)
-    grid = Grid(spec, storage)
+    grid = Grid(spec)
     divisor, window = _started(scale, zero_point, grid, spec, over)
     cells, table = 0, _divisors(storage, over)
     if storage == ops.FLOAT32:
