@@ -484,12 +484,12 @@ def test_windows_that_clip_nothing_and_those_that_clip_too_much_are_known(target
 def test_of_candidates_the_one_of_least_error_scale_and_window_is_kept() -> None:
     random = np.random.default_rng(9)
     groups, best = begun(KINDS["normal"][:5], "uint4", {"symmetric": False})
-    best.error[:] = [0.2, 0.1, 0.3, 0.2, 0.2]
+    best.error[:] = [0.2, 0.3, 0.3, 0.2, 0.1]
     best.scale[:] = [2, 2, 2, 1, 2]
     best.window[:] = [1, 1, 1, 1, 0]
     held = list(zip(best.error, best.scale, best.window, strict=True))
-    for _ in range(30):
-        which = np.sort(random.integers(0, 5, 7))
+    for turn in range(30):
+        which = np.sort(random.integers(turn % 2, 5, 7))
         error, scale = random.choice([0.1, 0.2, 0.3], 7), random.choice([1, 2, 3], 7)
         window = random.integers(0, 3, 7)
         again = Best(groups, best.scale.copy(), best.window.copy())
@@ -657,3 +657,20 @@ def test_groups_that_fill_their_lanes_reach_from_zero() -> None:
     assert groups.x.shape == (16, 2)
     assert (groups.low.tolist(), groups.high.tolist()) == ([0, 17], [17, 0])
     assert (groups.lowest.tolist(), groups.highest.tolist()) == ([0, 17], [17, 0])
+
+
+def test_clipping_that_costs_as_much_as_is_known_is_not_ruled_out() -> None:
+    groups, best = begun(np.eye(SIZE, dtype=np.float32)[:1], "int4", {})
+    best.error[:] = 0.25
+    above, below = groups.reach(best.error)
+    assert 0.5 - 2.0**-12 <= above[0] < 0.5
+    assert below[0] == 0
+
+
+def test_the_largest_number_may_come_back() -> None:
+    x = np.zeros((1, SIZE), np.float32)
+    x[0, :2] = LARGEST, -LARGEST / 7  # of which 7 is a factor
+    spec, storage = a_spec("int4", "float32"), DTYPES["float32"]
+    start = np.float32([LARGEST / 6])
+    found, _ = optimal.refine(x, start, None, spec, storage, 1.0, None)
+    assert found.tolist() == [LARGEST / 7]
