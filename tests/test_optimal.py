@@ -24,6 +24,7 @@ from qtool.scales.breakpoints import (
     _intervals,
     _Levels,
     _promising,
+    _running,
     cell_bits,
     middles,
 )
@@ -605,7 +606,11 @@ def test_between_breakpoints_errors_are_parabolas(
     left = (right * np.float32(0.93)).astype(np.float32)
     right[1::2], left[1::2] = right[::2] * np.float32(2), right[::2]
     window = (np.arange(which.size) // 2) % groups.grid.count
-    pair, start, end, c, g, b = _intervals(groups, which, left, right, window)
+    found = _intervals(groups, which, left, right, window)
+    two = _intervals(groups, which[:2], left[:2], right[:2], window[:2])
+    pair, start, end, c, g, b = found
+    for of_two, of_all in zip(two, found, strict=True):
+        np.testing.assert_allclose(of_two, of_all[pair < 2], rtol=0, atol=1e-13)
     assert np.unique(pair).tolist() == list(range(which.size))
     assert (np.diff(pair) >= 0).all()
     codes = np.array([0.0, *codes_of(target)])
@@ -674,3 +679,28 @@ def test_the_largest_number_may_come_back() -> None:
     start = np.float32([LARGEST / 6])
     found, _ = optimal.refine(x, start, None, spec, storage, 1.0, None)
     assert found.tolist() == [LARGEST / 7]
+
+
+def test_sums_of_one_pair_are_not_rounded_to_those_of_all() -> None:
+    steps, pair = np.array([1e6, 3e6, 0.1, 0.2, 0.4, 7]), np.array([0, 0, 1, 1, 1, 2])
+    found = _running(steps, pair)
+    np.testing.assert_allclose(found, [1e6, 4e6, 0.1, 0.3, 0.7, 7], rtol=1e-11, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("target", "storage", "options"),
+    [("int4", "float32", {}), ("uint4", "float32", {"symmetric": False}),
+     ("float4e2m1", "float32", {}), ("int2", "bfloat16", {"symmetric": False})],
+)  # fmt: skip
+def test_a_group_alone_has_the_scale_that_it_has_among_others(
+    target: str, storage: str, options: dict[str, Any]
+) -> None:
+    spec, kind, blocks = a_spec(target, storage, **options), DTYPES[storage], BLOCKS[::5]
+    first, zero = start(blocks, spec, storage, 1.0)
+    scale, zero_point = optimal.refine(blocks, first, zero, spec, kind, 1.0, None)
+    for number in range(len(blocks)):
+        one = slice(number, number + 1)
+        given = None if zero is None else zero[one]
+        alone, point = optimal.refine(blocks[one], first[one], given, spec, kind, 1.0, None)
+        assert alone.tolist() == scale[one].tolist()
+        assert zero_point is None or point is None or point.tolist() == zero_point[one].tolist()
