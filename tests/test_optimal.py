@@ -333,19 +333,31 @@ def test_of_equal_errors_the_smallest_scale_and_the_first_zero_point(
     assert (None if zeros is None else int(zeros[0])) == zero_point
 
 
+FLOAT32_ONLY = "optimal saturates and divides in float32; leave it out"
+
+
 @pytest.mark.parametrize(
-    ("target", "storage", "options", "rule"),
+    ("target", "storage", "options", "message"),
     [
-        ("int16", "float32", {}, "breakpoints"), ("uint16", "float32", {}, "breakpoints"),
-        ("uint8", "float16", {"semantics": "onednn"}, "zero points"),
-        ("int8", "float16", {"precision": "float16"}, "divides in float32"),
-        ("float8e5m2", "float16", {"saturate": False}, "saturates"),
+        *[
+            (
+                target, "float32", {},
+                f"method: optimal float32 scales of {target} take 32768 breakpoints per element; "
+                "store the scales as float16 or bfloat16, or use mse",
+            )
+            for target in ("int16", "uint16")
+        ],
+        ("uint8", "float16", {"semantics": "onednn"},
+         "method: optimal zero points are those of ONNX, not of onednn; use another method"),
+        ("int8", "float16", {"precision": "float16"}, f"precision: {FLOAT32_ONLY}"),
+        ("float8e5m2", "float16", {"saturate": False}, f"saturate: {FLOAT32_ONLY}"),
     ],
 )  # fmt: skip
-def test_refusals(target: str, storage: str, options: dict[str, Any], rule: str) -> None:
+def test_refusals(target: str, storage: str, options: dict[str, Any], message: str) -> None:
     spec = QuantSpec(target, PerTensor(), scale_dtype=storage, **options)
-    with pytest.raises(SpecError, match=rule):
+    with pytest.raises(SpecError) as error:
         optimal.check(spec, DTYPES[storage])
+    assert str(error.value) == message
 
 
 KERNEL = [
@@ -704,3 +716,35 @@ def test_a_group_alone_has_the_scale_that_it_has_among_others(
         alone, point = optimal.refine(blocks[one], first[one], given, spec, kind, 1.0, None)
         assert alone.tolist() == scale[one].tolist()
         assert zero_point is None or point is None or point.tolist() == zero_point[one].tolist()
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16"])
+@pytest.mark.parametrize("weights", [None, np.zeros((1, SIZE), np.float32)], ids=["", "weights 0"])
+def test_zeros_keep_the_scale_and_the_zero_point_of_the_start(
+    storage: str, weights: Array | None
+) -> None:
+    x = np.zeros((1, SIZE), np.float32) if weights is None else KINDS["normal"][:1]
+    first, zero = np.array([0.75], DTYPES[storage].numpy), np.array([3], DTYPES["int4"].numpy)
+    spec = a_spec("int4", storage, symmetric=False)
+    for refine in (optimal.refine, optimal.refine_compiled):
+        found, point = refine(x, first, zero, spec, DTYPES[storage], 1.0, weights)
+        assert point is not None
+        assert (found.tolist(), point.astype(int).tolist()) == ([0.75], [3])
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "float8e4m3fn"])
+@pytest.mark.parametrize(
+    ("target", "options"), [case for case in BOUNDED if case[0] != "uint8"], ids=str
+)
+def test_the_kernel_weighs_the_smallest_and_the_largest_values_alike(
+    target: str, options: dict[str, Any], storage: str
+) -> None:
+    kinds = ("subnormal", "almost subnormal", "zeros", "one element", "ties")
+    blocks = np.concatenate([KINDS[kind][:4] for kind in kinds] + [KINDS["huge"][:2]])
+    weights = np.random.default_rng(12).random(blocks.shape).astype(np.float32)
+    spec = a_spec(target, storage, **options)
+    first = start(blocks, spec, storage, 1.0)
+    plain = optimal.refine(blocks, *first, spec, DTYPES[storage], 1.0, weights)
+    fast = optimal.refine_compiled(blocks, *first, spec, DTYPES[storage], 1.0, weights)
+    assert plain[0].tobytes() == fast[0].tobytes()
+    assert np.array_equal(plain[1], fast[1])  # type: ignore[arg-type]
