@@ -328,9 +328,11 @@ def test_of_equal_errors_the_smallest_scale_and_the_first_zero_point(
     spec = QuantSpec(target, Blocked(1, len(x)), scale_dtype=storage, **options)
     values = np.array([x], np.float32)
     first, zero = start(values, spec, storage.name, 1.0)
-    found, zeros = optimal.refine(values, first, zero, spec, storage, 1.0, None)
-    assert found.astype(np.float64).tolist() == [scale]
-    assert (None if zeros is None else int(zeros[0])) == zero_point
+    for factor in (1, 2, 4):
+        begin = (first.astype(np.float32) * factor).astype(first.dtype)
+        found, zeros = optimal.refine(values, begin, zero, spec, storage, 1.0, None)
+        assert found.astype(np.float64).tolist() == [scale]
+        assert (None if zeros is None else int(zeros[0])) == zero_point
 
 
 FLOAT32_ONLY = "optimal saturates and divides in float32; leave it out"
@@ -748,3 +750,26 @@ def test_the_kernel_weighs_the_smallest_and_the_largest_values_alike(
     fast = optimal.refine_compiled(blocks, *first, spec, DTYPES[storage], 1.0, weights)
     assert plain[0].tobytes() == fast[0].tobytes()
     assert np.array_equal(plain[1], fast[1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("storage", "unhalved"),
+    [("float16", 2047 * 2.0**-24), ("bfloat16", 255 * 2.0**-133), ("float8e4m3fn", 15 * 2.0**-9),
+     ("float8e8m0", 2.0**-127)],
+)  # fmt: skip
+def test_all_scales_that_can_be_stored(storage: str, unhalved: float) -> None:
+    table = optimal._divisors(DTYPES[storage], 1.0)
+    assert table.tolist() == storable(storage, 1.0).tolist()
+    assert optimal._unhalved(table) == unhalved
+    with np.errstate(over="ignore"):
+        four = storable(storage, 4.0)
+    assert optimal._divisors(DTYPES[storage], 4.0).tolist() == four[four < np.inf].tolist()
+
+
+def test_scales_between_bounds_are_one_at_least() -> None:
+    table = np.float32([1, 2, 4, 8])
+    low = np.array([0.0, 3, 2, 9, 5, 0, 0])
+    high = np.array([0.0, 5, 4, 20, 6, 0.5, 99])
+    which, scale = optimal._between(table, low, high)
+    assert which.tolist() == [1, 2, 2, 3, 4, 5, 6, 6, 6, 6]
+    assert scale.tolist() == [4, 2, 4, 8, 8, 1, 1, 2, 4, 8]
