@@ -167,6 +167,7 @@ def test_every_granularity_has_the_ranges_of_its_groups(
     for group in groups[type(granularity)]:
         [low], [high] = entropy.ranges(group.reshape(1, -1), 16)
         scales.append(max(-low, high) / 7 if symmetric else (max(high, 0) - min(low, 0)) / 15)
+    assert found.scale.shape == granularity.scale_shape(x.shape)
     assert found.scale.reshape(-1).tobytes() == np.float32(scales).tobytes()
     assert (found.zero_point is None) == symmetric
 

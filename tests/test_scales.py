@@ -16,6 +16,7 @@ from qtool import scales
 from qtool.dtypes import DTYPES, TARGETS
 from qtool.engine import quantize
 from qtool.errors import TensorError
+from qtool.scales.ranges import largest
 from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec, Tiled
 
 Array = NDArray[Any]
@@ -409,3 +410,39 @@ def test_the_largest_values_come_back_finite(
             else 2 ** (tensor.spec.dtype.bits - 1) - 1
         )
         assert tensor.scale[0] == pytest.approx(ideal, rel=2**-22)
+
+
+@pytest.mark.parametrize(
+    ("shape", "granularity", "rows"),
+    [
+        ((2, 2), PerTensor(), [[0, 1, 2, 3]]), ((2, 3), PerAxis(1), [[0, 3], [1, 4], [2, 5]]),
+        ((2, 5), Blocked(1, 3), [[0, 1, 2], [3, 4, -1], [5, 6, 7], [8, 9, -1]]),
+        ((3, 2), Blocked(0, 2), [[0, 2], [1, 3], [4, -1], [5, -1]]),
+        ((2, 2), Blocked(1, 9), [[0, 1], [2, 3]]),
+        ((3, 3), Tiled((2, 2)), [[0, 1, 3, 4], [2, -1, 5, -1], [6, 7, -1, -1], [8, -1, -1, -1]]),
+        ((2, 1, 3), Tiled((1, 2)), [[0, 1], [2, -1], [3, 4], [5, -1]]),
+        ((4, 3, 2), Tiled((2, 9)), [[0, 1, 2, 3], [4, 5, -1, -1], [6, 7, 8, 9], [10, 11, -1, -1],
+                                    [12, 13, 14, 15], [16, 17, -1, -1], [18, 19, 20, 21],
+                                    [22, 23, -1, -1]]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_groups_in_rows(
+    shape: tuple[int, ...], granularity: Granularity, rows: list[list[int]]
+) -> None:
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    assert scales.grouped(x, granularity, -1).tolist() == rows
+    zeros = [[max(number, 0) for number in row] for row in rows]
+    assert scales.grouped(x, granularity).tolist() == zeros
+
+
+@pytest.mark.parametrize(
+    ("storage", "bound", "limit"),
+    [
+        ("float16", 65504.0, 65504.0), ("float16", 65505.0, float(np.finfo(np.float32).max)),
+        ("bfloat16", 1.0, 255 * 2.0**120), ("float32", 1.0, float(np.finfo(np.float32).max)),
+        ("float8e4m3fn", 1.0, float(np.finfo(np.float32).max)),
+    ],
+)  # fmt: skip
+def test_what_values_may_come_back_as(storage: str, bound: float, limit: float) -> None:
+    assert largest(np.array([bound]), DTYPES[storage]).tolist() == [limit]

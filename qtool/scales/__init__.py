@@ -149,15 +149,14 @@ def from_ranges(
             middle = 2 ** (dtype.bits - 1)
             zero = np.full(bound.shape, middle).astype(dtype.numpy)
         last = max(levels, middle - spec.qmin)  # -8 is farther from zero than 7
-        if spec.negative_scale and dtype.is_integer:
+        if spec.negative_scale:
             levels = last
         if spec.exponent_rule is not None:
             scale = power_of_two(bound, dtype, levels, spec.exponent_rule).astype(storage.numpy)
         else:
             scale = divide(bound, levels * over, storage)
         scale = _finite(scale, bound, last, dtype, over)
-        turned = spec.negative_scale and dtype.is_integer and high > -low
-        return np.where(turned, -scale, scale) if np.any(turned) else scale, zero
+        return np.where(high > -low, -scale, scale) if spec.negative_scale else scale, zero
     low, high = low.astype(np.float64), high.astype(np.float64)
     low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
     scale = stored((high - low) / (dtype.qmax - spec.qmin), storage)

@@ -203,7 +203,7 @@ def _intervals(
     start = np.concatenate([np.zeros(which.size), d])
     order = np.lexsort((-start, np.arange(pair.size) >= which.size, pair))
     pair, start = pair[order], start[order]
-    end = np.append(start[1:], 0.0)
+    end = np.roll(start, -1)
     final = np.flatnonzero(np.diff(pair, append=-1))
     end[final] = (left / unit - 1)[pair[final]]
     c, g, b = (

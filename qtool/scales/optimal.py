@@ -90,10 +90,8 @@ def refine(
     values: float32 (G, n). scale (G,), of the storage type, and zero_point (G,) or None: any good
     start, which stays where all values or weights are 0. over: the global scale. weights: float32
     (G, n), finite and >= 0, of the squared errors.
-    Raises SpecError: see check().
     """
-    check(spec, storage)
-    grid = Grid(spec, storage)
+    grid = Grid(spec)
     divisor, window = _started(scale, zero_point, grid, spec, over)
     _improve(values, weights, divisor, window, grid, storage, over)
     return _finished(divisor, window, grid, storage, over, zero_point, spec)
@@ -111,8 +109,7 @@ def refine_compiled(
     """refine() to the bit, by the kernel where float32 screening holds; arrays in C order."""
     from qtool.kernels import refiner
 
-    check(spec, storage)
-    grid = Grid(spec, storage)
+    grid = Grid(spec)
     divisor, window = _started(scale, zero_point, grid, spec, over)
     cells, table = 0, _divisors(storage, over)
     if storage == ops.FLOAT32:
@@ -139,7 +136,7 @@ def _started(
     divisor = scale.astype(np.float32) * np.float32(over)
     if grid.shifts and zero_point is not None:
         return divisor, zero_point.astype(np.int32) - np.int32(spec.qmin)
-    return np.abs(divisor), np.asarray(divisor < 0, np.int32) % np.int32(grid.count)
+    return np.abs(divisor), (divisor < 0) % np.int32(grid.count)
 
 
 def _finished(
@@ -151,8 +148,8 @@ def _finished(
     if grid.shifts:
         zero_point = ops.cast_integers(window + spec.qmin, spec.dtype)
     else:
-        scale[window == 1] *= -1
-    return scale.astype(np.float32).astype(storage.numpy), zero_point
+        scale = np.where(window == 1, -scale, scale)
+    return scale.astype(storage.numpy), zero_point
 
 
 def _improve(

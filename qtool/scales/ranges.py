@@ -83,12 +83,12 @@ def _group_percentile(x: Array, p: float, granularity: Granularity) -> Array:
     axis = granularity.axis
     if isinstance(granularity, PerAxis):
         others = tuple(i for i in range(x.ndim) if i != axis)
-        return np.asarray(percentile(x, p, axis=others) if others else x)
+        return np.asarray(percentile(x, p, axis=others))
     size = granularity.block_size
     whole = x.shape[axis] // size * size
     full, tail = np.split(x, [whole], axis=axis)
     shape = (*x.shape[:axis], whole // size, size, *x.shape[axis + 1 :])
-    parts = [percentile(full.reshape(shape), p, axis=axis + 1)] if whole else []
+    parts = [percentile(full.reshape(shape), p, axis=axis + 1)]
     if tail.shape[axis]:
         parts.append(np.expand_dims(percentile(tail, p, axis=axis), axis))
     return np.concatenate(parts, axis=axis)

@@ -30,19 +30,18 @@ class Grid:
     """The codes of a type less its zero point: numbers from lows[w] to highs[w] in window w.
 
     symmetric: one window, and with spec.negative_scale its mirror image, the codes of -s, where
-    that is another one and can be stored. asymmetric: window w has the zero point qmin + w.
+    that is another one. asymmetric: window w has the zero point qmin + w.
     The last one, number UNCLIPPED, is wider than any. smallest: positive number.
     """
 
-    def __init__(self, spec: QuantSpec, storage: DType) -> None:
+    def __init__(self, spec: QuantSpec) -> None:
         self.dtype, self.shifts = spec.dtype, not spec.symmetric
         self.width = int(spec.dtype.qmax - spec.qmin)
         middle = 2 ** (spec.dtype.bits - 1) if spec.dtype.kind == "uint" else 0
         lows = np.array([spec.qmin - middle])
-        mirrors = spec.negative_scale and storage.name != "float8e8m0"
         if self.shifts:
             lows = -np.arange(self.width + 1)
-        elif mirrors and spec.dtype.is_integer and self.width != -2 * lows[0]:
+        elif spec.negative_scale and self.width != -2 * lows[0]:
             lows = np.array([lows[0], -lows[0] - self.width])
         self.lows, self.highs = np.append(lows, -_FAR), np.append(lows + self.width, _FAR)
         self.count = lows.size
