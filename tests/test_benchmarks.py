@@ -11,7 +11,7 @@ import pytest
 BENCHMARKS = Path(__file__).parent / "benchmarks"
 
 
-LINES = {"files": 16, "checkpoints": 4, "disk": 1, "memory": 4, "growth": 5, "search": 5}
+LINES = {"files": 16, "checkpoints": 4, "disk": 1, "memory": 4, "growth": 5, "load": 2, "search": 5}
 
 
 @pytest.mark.parametrize(("part", "lines"), LINES.items())

@@ -42,6 +42,21 @@ def safetensors(path: Path, dtype: str, gigabytes: float, first: int = 0) -> Pat
     return path
 
 
+def tiny(path: Path, count: int) -> Path:
+    """A .safetensors file of so many tensors of 4 x 8 float32."""
+    values = layer().reshape(-1)[:32].tobytes()
+    header = {
+        f"layers.{i}.weight": {
+            "dtype": "F32", "shape": [4, 8], "data_offsets": [i * 128, i * 128 + 128],
+        }
+        for i in range(count)
+    }  # fmt: skip
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + values * count)
+    return path
+
+
 def checkpoint(folder: Path, gigabytes: float) -> Path:
     """A checkpoint folder of bfloat16 in four shards."""
     folder.mkdir()

@@ -1,7 +1,7 @@
 """Print what qtool costs beside `cp`, onnxruntime, NumPy and ml_dtypes, measured in one run.
 
     python tests/benchmarks/speed.py [--runs N] [--scale F] [files] [checkpoints] [disk] [memory]
-        [growth] [search]
+        [growth] [load] [search]
 
 Every figure is a median of N runs (5), each command's run taken in turn with that of what it is
 compared with. Files are made in /dev/shm, so that the disk plays no part; F makes them smaller.
@@ -180,6 +180,25 @@ def growth(runs: int, scale: float) -> None:
         row("a tiny `quantize` / `import numpy`", f"{took / numpy:.1f} ({took:.2f} s)", "")
 
 
+def load(runs: int, scale: float) -> None:
+    """Time and memory against the number of tensors, all of them tiny."""
+    counts = [max(1, int(count * scale)) for count in (10_000, 20_000)]
+    with workspace() as folder:
+        sizes = [sources.tiny(folder / f"{count}.safetensors", count) for count in counts]
+        ways: dict[str, list[str | Path]] = {
+            "quantize": ["--dtype", "int8", "--method", "absmax"],
+            "dynamic": [],
+        }
+        for name, options in ways.items():
+            options += ["-q", "-o", folder / "q.safetensors"]
+            commands = [[*QTOOL, name, source, *options] for source in sizes]
+            times = medians(runs, *(call(command, folder, "q.*") for command in commands))
+            each = f"{times[1] / times[0] / (counts[1] / counts[0]):.2f}"
+            listed = ", ".join(f"{n} {t:.2f} s" for n, t in zip(counts, times, strict=True))
+            row(f"`{name}` of many tensors: {listed}: per tensor, last / the one before",
+                each, "1.1")  # fmt: skip
+
+
 def memory(runs: int, scale: float) -> None:
     for name, figure, bar in in_memory.rows(runs, scale):
         row(name, figure, bar)
@@ -197,6 +216,7 @@ PARTS = {
     "disk": disk,
     "memory": memory,
     "growth": growth,
+    "load": load,
     "search": search,
 }
 
