@@ -70,7 +70,6 @@ capture m.onnx samples.npy -o moments.npz --hessian
 inspect w.safetensors --stats --json
 inspect nbits.onnx --json
 report timeless.json -o page.html
-report timeless.json -o page.png
 report timeless.json -o page.md
 report timeless.json -o page.csv
 """
