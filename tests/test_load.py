@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from onnx_models import initializer, model, save
 
+from qtool.kernels import machine
+
 pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).with_name("load.py")
@@ -216,6 +218,7 @@ def values_at(path: Path, dtype: Any, places: Iterator[int]) -> list[float]:
 
 @pytest.mark.parametrize("make", [large_safetensors, large_npy, large_onnx])
 def test_a_tensor_of_more_than_2_31_elements(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    machine.load()  # what compiles them needs more memory
     source = make(tmp_path)
     suffix = ".onnx" if source.suffix == ".onnx" else ".safetensors"
     target, back = f"q{suffix}", f"d{suffix}"
