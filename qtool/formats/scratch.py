@@ -53,7 +53,7 @@ def _remove_leftovers(place: Path) -> None:
 
 
 def _remove_unlocked(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(descriptor).st_uid == os.getuid():
