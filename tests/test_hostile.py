@@ -486,7 +486,9 @@ def test_figures_beyond_float64_are_dashes_on_a_page(tmp_path: Path) -> None:
     said = report(made)
     said["seconds"] = said["source"]["bytes"] = 10**400
     (tmp_path / "q.report.json").write_text(json.dumps(said))
-    assert b"| Time | - |" in ok("report", tmp_path / "q.report.json", "-o", "-", "--to", "md").out
+    assert (
+        rb"| Time | \- |" in ok("report", tmp_path / "q.report.json", "-o", "-", "--to", "md").out
+    )
 
 
 def test_a_graph_in_a_node_that_has_none_is_refused(tmp_path: Path) -> None:

@@ -17,12 +17,22 @@ from streaming import check_restored, check_same, values
 
 from qtool import engine, ops, packing
 from qtool.dtypes import DTYPES, resolve
-from qtool.engine import operators, plain, tiling, weighted
+from qtool.engine import operators, plain, stream, tally, tiling, weighted
+from qtool.errors import TensorError
 from qtool.kernels import machine, refiner
 from qtool.kernels.tensor import TileQuantizer, TileRestorer
 from qtool.rounding.products import subtract_product
 from qtool.scales import optimal
-from qtool.spec import Blocked, Granularity, PerAxis, PerTensor, QuantSpec, Shape, Tiled
+from qtool.spec import (
+    Blocked,
+    Granularity,
+    PerAxis,
+    PerTensor,
+    QuantSpec,
+    Shape,
+    Tiled,
+    reader_of,
+)
 
 Array = NDArray[Any]
 
@@ -72,6 +82,49 @@ def test_codes_figures_and_what_comes_back(
     asked = engine.request("x", x.shape, resolve(x.dtype), spec, None, None)
     if options.get("semantics") != "onednn":
         check_restored(plain.quantize(x, asked), "float32")
+
+
+@pytest.mark.parametrize("has_zero_point", [False, True])
+def test_given_scales(*, has_zero_point: bool) -> None:
+    x = values((3, 50), F32, 8, nonfinite=False)
+    parameters = {"scale": F32([0.1, 2, 30])}
+    if has_zero_point:
+        parameters["zero_point"] = np.uint8([0, 100, 255])
+    check_same(x, QuantSpec("uint8", PerAxis(0)), 1, **parameters)
+
+
+def test_figures_of_many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which some hold nothing that is finite, added up a few at a time."""
+    monkeypatch.setattr(tally, "_TOGETHER", 2)
+    monkeypatch.setattr(tiling, "_SMALL_TILE", 4096)
+    x = values((5, 4096), F32, 9, nonfinite=True)
+    x[:2] = np.nan
+    check_same(x, QuantSpec("int8", PerAxis(0), nonfinite="allow"), 1)
+
+
+@pytest.mark.parametrize("method", ["absmax", "mse"])
+@pytest.mark.parametrize("given", [False, True])
+def test_what_is_not_finite_is_named_with_its_place(method: str, *, given: bool) -> None:
+    x = values((3, 50), F32, 8, nonfinite=False)
+    x[1, 7], x[2, 9] = -np.inf, np.nan
+    spec = QuantSpec("int8", PerAxis(0), method=method)
+    scale = F32(1) if given else None
+    asked = engine.request("w", x.shape, DTYPES["float32"], spec, scale, None)
+    with pytest.raises(TensorError) as error:
+        stream.quantize_array(x, asked, jobs=1)
+    said = "tensor w: -inf at [1, 7], 2 of 150 values: is not finite; mend the weights, or use "
+    assert str(error.value).startswith(said)
+
+
+@pytest.mark.parametrize("source", [F32, F16])
+@pytest.mark.parametrize("pays", [False, True])
+def test_the_largest_magnitude(source: Any, *, pays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "kernels_pay", lambda elements: pays)
+    x = values((3, 50), source, 8, nonfinite=True)
+    spec = QuantSpec("float4e2m1", Blocked(1, 16), nonfinite="allow", **E4M3, global_scale=True)
+    asked = engine.request("x", x.shape, resolve(x.dtype), spec, None, None)
+    largest = max(abs(float(v)) for v in x.flat if np.isfinite(v))
+    assert engine.find_absmax(reader_of(x), asked, jobs=1) == largest
 
 
 SEARCHED: list[tuple[Shape, Any, str, Granularity, dict[str, Any]]] = [
@@ -151,6 +204,17 @@ def test_the_operator(
     got = operators.quantize_linear(*given, axis=0, output_dtype=target)
     want = ops.quantize_linear(*given, axis=0, output_dtype=target)
     assert (got.dtype, got.tobytes()) == (want.dtype, want.tobytes())
+
+
+def test_the_operator_leaves_other_cases_to_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "kernels_pay", lambda elements: True)
+    x = values((3, 50), F32, 7, nonfinite=False)
+    for options in (
+        {"precision": "float16"}, {"output_dtype": "float8e5m2", "saturate": False},
+    ):  # fmt: skip
+        got = operators.quantize_linear(x, F32(0.3), **options)
+        want = ops.quantize_linear(x, F32(0.3), **options)
+        assert (got.dtype, got.tobytes()) == (want.dtype, want.tobytes())
 
 
 def groups() -> Array:
