@@ -78,6 +78,8 @@ INTEGER_VECTORS = [
      {"axis": 1, "block_size": 2}, [[7, 7, 2, 2, 6]]),
     ("a block longer than the axis", f32([[10, 20, 30, 40, 50]]), f32([[2]]), "int8", [[0]],
      {"axis": 1, "block_size": 7}, [[5, 10, 15, 20, 25]]),
+    ("a block longer than memory", f32([[10], [20]]), f32([[2]]), "int8", [[1]],
+     {"axis": 0, "block_size": 2**60}, [[6], [11]]),
     ("blocks of one", f32([[1, 2, 3], [4, 5, 6]]), f32([[1, 2, 3], [4, 1, 2]]), "int8",
      [[0, 0, 0], [1, 1, 1]], {"axis": 1, "block_size": 1}, [[1, 1, 1], [2, 6, 4]]),
     ("no elements", f32([]), f32(2), "int8", 0, {}, []),

@@ -21,10 +21,10 @@ def expand(values: Array, shape: Shape, axis: int, block_size: int, thing: str) 
     axis = granularity.axis
     if isinstance(granularity, PerAxis):
         return values.reshape([-1 if i == axis else 1 for i in range(len(shape))])
-    repeated = np.repeat(values, block_size, axis=axis) if block_size < shape[axis] else values
-    if repeated.shape[axis] > shape[axis]:
-        repeated = repeated[(slice(None),) * axis + (slice(shape[axis]),)]
-    return repeated
+    if block_size >= shape[axis]:
+        return values
+    repeated = np.repeat(values, block_size, axis=axis)
+    return repeated[(slice(None),) * axis + (slice(shape[axis]),)]
 
 
 def granularity_of(
