@@ -115,8 +115,8 @@ def test_every_16_bit_value_goes_to_the_nearest_float8_of_onednn(
 
 
 @pytest.mark.parametrize("target", [*TABLES, "float16", "bfloat16"])
-def test_every_power_of_two_is_on_a_grid_without_end(target: str) -> None:
-    powers = 2.0 ** np.arange(1024)
+def test_powers_of_two_are_on_every_grid_far_beyond_its_type(target: str) -> None:
+    powers = 2.0 ** np.arange(990)
     assert round_to_grid(powers, DTYPES[target]).tolist() == powers.tolist()
 
 
