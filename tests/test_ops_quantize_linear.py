@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from qtool.dtypes import DTYPES
-from qtool.ops import quantize_linear
+from qtool.ops import cast, quantize_linear
 
 Array = NDArray[Any]
 INF, NAN = float("inf"), float("nan")
@@ -241,6 +241,15 @@ def test_infinities_of_float8_zero_points_are_added_without_a_warning() -> None:
     y = quantize_linear(x, f32([1, 1]), zero, axis=0)
     expected = [[57344, NAN, 57344], [NAN, -57344, -57344]]
     assert repr(y.astype(float).tolist()) == repr(np.array(expected, float).tolist())
+
+
+@pytest.mark.parametrize("target", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("bits", [np.uint32(0x7F800001), np.uint64(0x7FF0000000000001)])
+def test_a_signalling_nan_is_cast_without_a_warning(bits: Any, target: str) -> None:
+    x = np.array([bits]).view(f"f{bits.itemsize}")
+    y = cast(x, DTYPES[target])
+    assert y.dtype == DTYPES[target].numpy
+    assert np.isnan(y).all()
 
 
 def test_float8_saturates_unless_told_otherwise() -> None:
