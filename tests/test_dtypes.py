@@ -185,6 +185,7 @@ def test_resolve_refuses_what_is_no_element_type(value: Any) -> None:
 def test_resolve_names_the_nearest_type(value: str, right: str) -> None:
     with pytest.raises(SpecError) as error:
         resolve_target(value) if right in TARGET_NAMES else resolve(value)
+    assert error.value.thing == "dtype"
     assert error.value.remedy == f"use {right}"
 
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from qtool.dtypes import DTYPES, TARGETS
-from qtool.ops import dequantize_linear, onednn_quantize, quantize_linear
+from qtool.ops import dequantize_linear, onednn_quantize, quantize_linear, round_to_grid
 from qtool.packing import pack, unpack
 
 Array = NDArray[Any]
@@ -112,6 +112,12 @@ def test_every_16_bit_value_goes_to_the_nearest_float8_of_onednn(
     assert y.dtype == DTYPES[target].numpy
     expected = float_codes(exact(x), target, True)
     assert y.view(np.uint8).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("target", [*TABLES, "float16", "bfloat16"])
+def test_powers_of_two_are_on_every_grid_far_beyond_its_type(target: str) -> None:
+    powers = 2.0 ** np.arange(990)
+    assert round_to_grid(powers, DTYPES[target]).tolist() == powers.tolist()
 
 
 def every_code(target: str) -> Array:

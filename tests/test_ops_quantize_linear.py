@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from qtool.dtypes import DTYPES
-from qtool.ops import quantize_linear
+from qtool.ops import cast, quantize_linear
 
 Array = NDArray[Any]
 INF, NAN = float("inf"), float("nan")
@@ -78,6 +78,8 @@ INTEGER_VECTORS = [
      {"axis": 1, "block_size": 2}, [[7, 7, 2, 2, 6]]),
     ("a block longer than the axis", f32([[10, 20, 30, 40, 50]]), f32([[2]]), "int8", [[0]],
      {"axis": 1, "block_size": 7}, [[5, 10, 15, 20, 25]]),
+    ("a block longer than memory", f32([[10], [20]]), f32([[2]]), "int8", [[1]],
+     {"axis": 0, "block_size": 2**60}, [[6], [11]]),
     ("blocks of one", f32([[1, 2, 3], [4, 5, 6]]), f32([[1, 2, 3], [4, 1, 2]]), "int8",
      [[0, 0, 0], [1, 1, 1]], {"axis": 1, "block_size": 1}, [[1, 1, 1], [2, 6, 4]]),
     ("no elements", f32([]), f32(2), "int8", 0, {}, []),
@@ -239,6 +241,15 @@ def test_infinities_of_float8_zero_points_are_added_without_a_warning() -> None:
     y = quantize_linear(x, f32([1, 1]), zero, axis=0)
     expected = [[57344, NAN, 57344], [NAN, -57344, -57344]]
     assert repr(y.astype(float).tolist()) == repr(np.array(expected, float).tolist())
+
+
+@pytest.mark.parametrize("target", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("bits", [np.uint32(0x7F800001), np.uint64(0x7FF0000000000001)])
+def test_a_signalling_nan_is_cast_without_a_warning(bits: Any, target: str) -> None:
+    x = np.array([bits]).view(f"f{bits.itemsize}")
+    y = cast(x, DTYPES[target])
+    assert y.dtype == DTYPES[target].numpy
+    assert np.isnan(y).all()
 
 
 def test_float8_saturates_unless_told_otherwise() -> None:

@@ -87,9 +87,8 @@ def round_to_grid(v: Array, dtype: DType) -> Array:
     steps += 52 - dtype.limits.nmant
     steps <<= 52
     rounded = np.asarray(np.abs(v))
-    with np.errstate(invalid="ignore"):  # a signalling NaN
-        rounded += steps.view(np.float64)
-        rounded -= steps.view(np.float64)
+    rounded += steps.view(np.float64)
+    rounded -= steps.view(np.float64)
     np.copysign(rounded, v, out=rounded)
     return rounded
 

@@ -21,10 +21,10 @@ def expand(values: Array, shape: Shape, axis: int, block_size: int, thing: str) 
     axis = granularity.axis
     if isinstance(granularity, PerAxis):
         return values.reshape([-1 if i == axis else 1 for i in range(len(shape))])
-    repeated = np.repeat(values, block_size, axis=axis) if block_size < shape[axis] else values
-    if repeated.shape[axis] > shape[axis]:
-        repeated = repeated[(slice(None),) * axis + (slice(shape[axis]),)]
-    return repeated
+    if block_size >= shape[axis]:
+        return values
+    repeated = np.repeat(values, block_size, axis=axis)
+    return repeated[(slice(None),) * axis + (slice(shape[axis]),)]
 
 
 def granularity_of(
@@ -36,18 +36,19 @@ def granularity_of(
     """
     if block_size < 0:
         raise SpecError("block_size", f"{block_size} is negative", "use 0 or a positive integer")
-    if block_size == 0 and values in ((), (1,)):
-        return PerTensor()
-    axis = normalize_axis(axis, len(shape)) if shape or block_size else 0
     if block_size:
+        axis = normalize_axis(axis, len(shape))
         _check_blocks(values, shape, axis, block_size, thing)
         return Blocked(axis, block_size)
+    if values in ((), (1,)):
+        return PerTensor()
     if len(values) != 1 or not shape:
         raise SpecError(
             thing,
             f"shape {values} fits neither per tensor nor per axis",
             "use a scalar or one dimension, or give block_size",
         )
+    axis = normalize_axis(axis, len(shape))
     if values[0] != shape[axis]:
         raise SpecError(
             thing,
