@@ -137,6 +137,17 @@ def test_groups_without_a_distribution_keep_their_range() -> None:
     few = np.random.default_rng(3).standard_t(3, (1, 256)).astype(np.float32)
     assert [end[0] for end in entropy.ranges(few, 16)] == [few.min(), few.max()]
     assert entropy.ranges(np.tile(few, 2), 16)[1][0] < few.max()
+    enough = np.append(few, few[:, :1], axis=1)  # as many values as bins
+    assert entropy.ranges(enough, 16)[1][0] < few.max()
+
+
+@pytest.mark.parametrize("times", [1, 20])
+def test_values_are_counted_in_equal_bins(times: int) -> None:
+    x = np.float32([[-1, -0.5, 0, 0.5, 1], [0, 0, np.nan, 2, -2], [0, 0, 0, 0, 0]])
+    counts = np.ones((3, 5), np.int64)
+    entropy.add_histograms(counts, np.tile(x, times), np.float64([1, 2, 0]))
+    wanted = np.array([[1, 1, 1, 1, 1], [1, 0, 2, 0, 1], [0, 0, 5, 0, 0]])
+    assert (counts - 1).tolist() == (wanted * times).tolist()
 
 
 def test_levels_are_the_codes_of_a_type() -> None:
