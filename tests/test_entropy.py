@@ -86,6 +86,20 @@ def test_thresholds_are_those_of_least_divergence_and_onnxruntimes(
         assert len(x) == counts.sum()
 
 
+def test_groups_have_the_thresholds_that_they_have_alone_the_first_of_equal_ones() -> None:
+    one_bin, ends, tails = np.zeros((3, 65), np.int64)
+    one_bin[32] = 100  # no divergence, whatever the threshold
+    ends[[0, 64]] = 50  # within all but the last threshold there is nothing
+    tails[20:45], tails[:20], tails[45:] = 40, 1, 3
+    together = entropy.thresholds(np.stack([one_bin, ends, tails]), 8)
+    alone = [int(entropy.thresholds(counts[None], 8)[0]) for counts in (one_bin, ends, tails)]
+    assert together.tolist() == alone
+    for counts, step in zip((one_bin, ends, tails), alone, strict=True):
+        exact = divergences(counts.tolist(), 8)
+        assert step == min(exact, key=lambda s: (round(exact[s], 12), s))
+    assert alone[:2] == [4, 32]
+
+
 def test_most_choices_are_clear_and_the_same() -> None:
     same = 0
     for seed in range(60):

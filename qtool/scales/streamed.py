@@ -44,7 +44,8 @@ def ranges(pieces: Pieces, groups: int, spec: QuantSpec) -> tuple[Array, Array]:
             rows = _finite(values).swapaxes(0, 1).reshape(values.shape[1], -1)
             entropy.add_histograms(counts[first:last], rows, absmax[first:last])
         return entropy.within(counts, found.low, found.high, levels)
-    p = spec.percentile or 100.0
+    p = spec.percentile
+    assert p is not None
     if spec.symmetric:
         upper = percentiles(pieces, found.count, [p], magnitudes=True)[0]
         lower = -upper
