@@ -777,24 +777,32 @@ def test_scales_between_bounds_are_one_at_least() -> None:
 
 @pytest.mark.parametrize("is_weighted", [False, True], ids=["", "weighted"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["numpy", "compiled"])
-@pytest.mark.parametrize(("target", "options"), [BOUNDED[0], BOUNDED[3]], ids=str)
+@pytest.mark.parametrize("options", [{}, {"symmetric": False}], ids=str)
+@pytest.mark.parametrize("granularity", [PerAxis(1), Blocked(1, SIZE)], ids=str)
 def test_every_group_of_a_tensor_gets_its_best_scale(
-    target: str, options: dict[str, Any], compiled: bool, is_weighted: bool
+    granularity: PerAxis | Blocked, options: dict[str, Any], compiled: bool, is_weighted: bool
 ) -> None:
     """Values that are not finite count as 0, weights that are all 0 as none."""
     groups = KINDS["heavy tails"].copy()
     groups[3, :2] = np.nan, np.inf
     weights = np.random.default_rng(13).random(groups.shape).astype(np.float32)
-    weights[5] = 0
+    weights[5], groups[7] = 0, 0
     storage, over = "float8e4m3fn", 0.75
     spec = QuantSpec(
-        target, PerAxis(1), method="optimal", scale_dtype=storage, nonfinite="allow", **options
+        "int4", granularity, method="optimal", scale_dtype=storage, nonfinite="allow", **options
     )
-    given = weights.T if is_weighted else None
-    x, kind = np.ascontiguousarray(groups.T), DTYPES[storage]
-    scale, zero = scales.choose(x, spec, kind, over, given, compiled=compiled)
-    assert (scale.shape, scale.dtype) == ((len(groups),), kind.numpy)
-    assert zero is None or (zero.shape, zero.dtype) == (scale.shape, spec.dtype.numpy)
+
+    def tensor(rows: Array) -> Array:
+        return np.ascontiguousarray(rows.T if granularity == PerAxis(1) else rows.reshape(6, -1))
+
+    given, kind = tensor(weights) if is_weighted else None, DTYPES[storage]
+    scale, zero = scales.choose(tensor(groups), spec, kind, over, given, compiled=compiled)
+    shape = (12,) if granularity == PerAxis(1) else (6, 2)
+    assert (scale.shape, scale.dtype) == (shape, kind.numpy)
+    assert zero is None or (zero.shape, zero.dtype) == (shape, spec.dtype.numpy)
+    scale, zero = scale.reshape(-1), None if zero is None else zero.reshape(-1)
+    assert scale[7] == 1
+    assert zero is None or zero[7] == 0
     for number, row in enumerate(np.where(np.isfinite(groups), groups, np.float32(0))):
         weight = weights[number] if is_weighted and number != 5 else None
         ends = found_window(spec, float(scale[number]), zero, number)

@@ -506,3 +506,22 @@ def test_costs_of_groups_are_their_weighted_errors() -> None:
         errors = (finite - np.clip(np.rint(finite / divisor), -8, 7) * divisor) ** 2
         wanted = (errors * (1 if given is None else given.astype(float))).sum()
         assert scales.cost(groups, spec, storage, over, given) == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("target", ["int2", "int4", "uint4", "float6e2m3", "float4e2m1"])
+def test_the_largest_scale_under_a_global_one_with_which_a_group_comes_back_finite(
+    target: str,
+) -> None:
+    random = np.random.default_rng(17)
+    top, levels = float(np.finfo(np.float32).max), float(RANGES[target][1])
+    levels = 7 if target == "uint4" else levels
+    farthest = 8 if target.endswith("int4") else 2 if target == "int2" else levels
+    spec = QuantSpec(target, PerAxis(0), symmetric=True, method="absmax")
+    for over in (2.0 ** random.uniform(117, 120, 40)).astype(np.float32).astype(float).tolist():
+        bound = top * (1 - random.random(4) * [0, 1e-3, 0.1, 0.6])
+        scale, _ = scales.from_ranges(-bound, bound / 2, spec, DTYPES["float8e4m3fn"], over=over)
+        for found, magnitude in zip(scale.astype(float).tolist(), bound.tolist(), strict=True):
+            wanted = stored(Fraction(magnitude) / Fraction(levels * over), "float8e4m3fn")
+            while comes_back(magnitude, wanted * over, target, Fraction(farthest)) > top:
+                wanted = next_below(wanted, "float8e4m3fn")
+            assert found == wanted

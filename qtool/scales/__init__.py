@@ -140,8 +140,7 @@ def from_ranges(
     """
     dtype = spec.dtype
     if spec.semantics == "dynamic":
-        found = ops.dynamic_parameters(low.astype(np.float32), high.astype(np.float32), dtype)
-        return found[0].reshape(low.shape), found[1].reshape(low.shape)
+        return ops.dynamic_parameters(low.astype(np.float32), high.astype(np.float32), dtype)
     bound = np.maximum(-low, high)
     if spec.symmetric:
         levels = symmetric_levels(dtype)
