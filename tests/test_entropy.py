@@ -86,6 +86,20 @@ def test_thresholds_are_those_of_least_divergence_and_onnxruntimes(
         assert len(x) == counts.sum()
 
 
+def test_groups_have_the_thresholds_that_they_have_alone_the_first_of_equal_ones() -> None:
+    one_bin, ends, tails = np.zeros((3, 65), np.int64)
+    one_bin[32] = 100  # no divergence, whatever the threshold
+    ends[[0, 64]] = 50  # within all but the last threshold there is nothing
+    tails[20:45], tails[:20], tails[45:] = 40, 1, 3
+    together = entropy.thresholds(np.stack([one_bin, ends, tails]), 8)
+    alone = [int(entropy.thresholds(counts[None], 8)[0]) for counts in (one_bin, ends, tails)]
+    assert together.tolist() == alone
+    for counts, step in zip((one_bin, ends, tails), alone, strict=True):
+        exact = divergences(counts.tolist(), 8)
+        assert step == min(exact, key=lambda s: (round(exact[s], 12), s))
+    assert alone[:2] == [4, 32]
+
+
 def test_most_choices_are_clear_and_the_same() -> None:
     same = 0
     for seed in range(60):
@@ -137,6 +151,17 @@ def test_groups_without_a_distribution_keep_their_range() -> None:
     few = np.random.default_rng(3).standard_t(3, (1, 256)).astype(np.float32)
     assert [end[0] for end in entropy.ranges(few, 16)] == [few.min(), few.max()]
     assert entropy.ranges(np.tile(few, 2), 16)[1][0] < few.max()
+    enough = np.append(few, few[:, :1], axis=1)  # as many values as bins
+    assert entropy.ranges(enough, 16)[1][0] < few.max()
+
+
+@pytest.mark.parametrize("times", [1, 20])
+def test_values_are_counted_in_equal_bins(times: int) -> None:
+    x = np.float32([[-1, -0.5, 0, 0.5, 1], [0, 0, np.nan, 2, -2], [0, 0, 0, 0, 0]])
+    counts = np.ones((3, 5), np.int64)
+    entropy.add_histograms(counts, np.tile(x, times), np.float64([1, 2, 0]))
+    wanted = np.array([[1, 1, 1, 1, 1], [1, 0, 2, 0, 1], [0, 0, 5, 0, 0]])
+    assert (counts - 1).tolist() == (wanted * times).tolist()
 
 
 def test_levels_are_the_codes_of_a_type() -> None:

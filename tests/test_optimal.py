@@ -29,7 +29,7 @@ from qtool.scales.breakpoints import (
     middles,
 )
 from qtool.scales.squares import UNCLIPPED, Best, Grid, Groups, spread
-from qtool.spec import Blocked, PerTensor, QuantSpec
+from qtool.spec import Blocked, PerAxis, PerTensor, QuantSpec
 
 Array = NDArray[Any]
 
@@ -182,7 +182,7 @@ def check(
         if not x[slice(None) if weight is None else weight > 0].any():
             assert found[number] == scale[number]
             continue
-        ends = found_window(spec, storage, float(found[number]), zero_point, number)
+        ends = found_window(spec, float(found[number]), zero_point, number)
         divisor = np.abs(found[number : number + 1].astype(np.float32)) * np.float32(over)
         error = squares(x, divisor, spec, ends, storage, weight)[0]
         least = brute_force(x, spec, storage, over, weight)
@@ -190,7 +190,7 @@ def check(
 
 
 def found_window(
-    spec: QuantSpec, storage: str, scale: float, zero_point: Array | None, number: int
+    spec: QuantSpec, scale: float, zero_point: Array | None, number: int
 ) -> tuple[int, float, float]:
     if spec.symmetric:
         if zero_point is not None:
@@ -773,3 +773,39 @@ def test_scales_between_bounds_are_one_at_least() -> None:
     which, scale = optimal._between(table, low, high)
     assert which.tolist() == [1, 2, 2, 3, 4, 5, 6, 6, 6, 6]
     assert scale.tolist() == [4, 2, 4, 8, 8, 1, 1, 2, 4, 8]
+
+
+@pytest.mark.parametrize("is_weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["numpy", "compiled"])
+@pytest.mark.parametrize("options", [{}, {"symmetric": False}], ids=str)
+@pytest.mark.parametrize("granularity", [PerAxis(1), Blocked(1, SIZE)], ids=str)
+def test_every_group_of_a_tensor_gets_its_best_scale(
+    granularity: PerAxis | Blocked, options: dict[str, Any], compiled: bool, is_weighted: bool
+) -> None:
+    """Values that are not finite count as 0, weights that are all 0 as none."""
+    groups = KINDS["heavy tails"].copy()
+    groups[3, :2] = np.nan, np.inf
+    weights = np.random.default_rng(13).random(groups.shape).astype(np.float32)
+    weights[5], groups[7] = 0, 0
+    storage, over = "float8e4m3fn", 0.75
+    spec = QuantSpec(
+        "int4", granularity, method="optimal", scale_dtype=storage, nonfinite="allow", **options
+    )
+
+    def tensor(rows: Array) -> Array:
+        return np.ascontiguousarray(rows.T if granularity == PerAxis(1) else rows.reshape(6, -1))
+
+    given, kind = tensor(weights) if is_weighted else None, DTYPES[storage]
+    scale, zero = scales.choose(tensor(groups), spec, kind, over, given, compiled=compiled)
+    shape = (12,) if granularity == PerAxis(1) else (6, 2)
+    assert (scale.shape, scale.dtype) == (shape, kind.numpy)
+    assert zero is None or (zero.shape, zero.dtype) == (shape, spec.dtype.numpy)
+    scale, zero = scale.reshape(-1), None if zero is None else zero.reshape(-1)
+    assert scale[7] == 1
+    assert zero is None or zero[7] == 0
+    for number, row in enumerate(np.where(np.isfinite(groups), groups, np.float32(0))):
+        weight = weights[number] if is_weighted and number != 5 else None
+        ends = found_window(spec, float(scale[number]), zero, number)
+        divisor = np.abs(scale[number : number + 1].astype(np.float32)) * np.float32(over)
+        least = brute_force(row, spec, storage, over, weight)
+        assert squares(row, divisor, spec, ends, storage, weight)[0] == pytest.approx(least)

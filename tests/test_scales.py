@@ -446,3 +446,82 @@ def test_groups_in_rows(
 )  # fmt: skip
 def test_what_values_may_come_back_as(storage: str, bound: float, limit: float) -> None:
     assert largest(np.array([bound]), DTYPES[storage]).tolist() == [limit]
+
+
+def comes_back(bound: float, scale: float, target: str, farthest: Fraction) -> Fraction:
+    """What the largest magnitude of a group is dequantized to."""
+    code = Fraction(bound) / Fraction(scale)
+    if target in oracle.INTEGERS:
+        code = Fraction(round(code))
+    else:
+        code = oracle.nearest(code, oracle.FORMATS[target])
+    return min(code, farthest) * Fraction(scale)
+
+
+def next_below(scale: float, storage: str) -> float:
+    kind = DTYPES[storage].numpy
+    bits = np.array([scale], kind).view(f"u{kind.itemsize}") - 1
+    return float(bits.view(kind)[0])
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("target", "symmetric"),
+    [("int8", True), ("uint8", True), ("int8", False), ("uint8", False), ("int4", True),
+     ("uint4", False), ("int2", True), ("float4e2m1", True), ("float8e4m3fn", True)],
+)  # fmt: skip
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_the_largest_scale_with_which_a_group_comes_back_finite(
+    target: str, symmetric: bool, storage: str, sign: float
+) -> None:
+    top = float(largest(1.0, DTYPES[storage]))
+    shares = 1 - np.random.default_rng(15).random(60) * np.repeat([0.01, 0.3, 0.9], 20)
+    magnitudes = np.array([*(top * shares), top, top / 4], np.float64)
+    low, high = np.minimum(sign * magnitudes, 0), np.maximum(sign * magnitudes, 0)
+    spec = QuantSpec(target, PerAxis(0), method=PLAIN[symmetric], scale_dtype=storage)
+    scale, zero = scales.from_ranges(low, high, spec, DTYPES[storage])
+    for number, (bottom, upper) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
+        wanted, point = expected(bottom, upper, target, storage, symmetric=symmetric, narrow=False)
+        assert point is None or zero is not None
+        assert point is None or zero is None or int(zero[number]) == point
+        middle = (point or 0) if target in oracle.INTEGERS else 0
+        qmin, qmax = RANGES[target]
+        farthest = max(middle - qmin, qmax - middle)
+        while comes_back(max(-bottom, upper), wanted, target, farthest) > top:
+            wanted = next_below(wanted, storage)
+        assert float(scale[number]) == wanted
+
+
+def test_costs_of_groups_are_their_weighted_errors() -> None:
+    random = np.random.default_rng(16)
+    groups = (random.standard_normal((7, 16)) * np.exp2(np.arange(7))[:, None]).astype(np.float32)
+    groups[1, 2] = np.inf
+    weights = random.random(groups.shape).astype(np.float32)
+    storage, over = DTYPES["float8e4m3fn"], 0.03
+    spec = QuantSpec("int4", PerAxis(0), method="mse", scale_dtype=storage, global_scale=True)
+    finite = np.where(np.isfinite(groups), groups, 0).astype(float)
+    for given in (None, weights):
+        scale, _ = scales.choose(groups, spec, storage, over, given)
+        divisor = scale.astype(float)[:, None] * over
+        errors = (finite - np.clip(np.rint(finite / divisor), -8, 7) * divisor) ** 2
+        wanted = (errors * (1 if given is None else given.astype(float))).sum()
+        assert scales.cost(groups, spec, storage, over, given) == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("target", ["int2", "int4", "uint4", "float6e2m3", "float4e2m1"])
+def test_the_largest_scale_under_a_global_one_with_which_a_group_comes_back_finite(
+    target: str,
+) -> None:
+    random = np.random.default_rng(17)
+    top, levels = float(np.finfo(np.float32).max), float(RANGES[target][1])
+    levels = 7 if target == "uint4" else levels
+    farthest = 8 if target.endswith("int4") else 2 if target == "int2" else levels
+    spec = QuantSpec(target, PerAxis(0), symmetric=True, method="absmax")
+    for over in (2.0 ** random.uniform(117, 120, 40)).astype(np.float32).astype(float).tolist():
+        bound = top * (1 - random.random(4) * [0, 1e-3, 0.1, 0.6])
+        scale, _ = scales.from_ranges(-bound, bound / 2, spec, DTYPES["float8e4m3fn"], over=over)
+        for found, magnitude in zip(scale.astype(float).tolist(), bound.tolist(), strict=True):
+            wanted = stored(Fraction(magnitude) / Fraction(levels * over), "float8e4m3fn")
+            while comes_back(magnitude, wanted * over, target, Fraction(farthest)) > top:
+                wanted = next_below(wanted, "float8e4m3fn")
+            assert found == wanted

@@ -261,8 +261,11 @@ def test_every_granularity_clips_outliers_that_cost_more_than_they_are_worth(
     assert found.stats.figures()["mse"] < 0.98 * plain.stats.figures()["mse"]
 
 
-def test_groups_that_might_come_back_infinite_keep_their_scale() -> None:
-    x = np.array([[60000.0, -60000, 55000, 1] * 8], np.float16)
+@pytest.mark.parametrize(
+    "row", [[60000.0, -60000, 55000, 1], [-60000, -40000, -20000, -1], [16376, -3, 9000, 7000]]
+)
+def test_groups_that_might_come_back_infinite_keep_their_scale(row: list[float]) -> None:
+    x = np.array([row * 8], np.float16)
     found, plain = (quantized(x, "int4", 32, method=m) for m in ("mse", "absmax"))
     assert np.array_equal(found.scale, plain.scale)
     assert np.isfinite(found.dequantize("float16").astype(np.float32)).all()
@@ -551,3 +554,24 @@ def test_divisors_are_squared_in_float64() -> None:
     with np.errstate(over="ignore"):
         divisor = (scale * np.float32(3)).astype(float)
     assert squared(scale, grid).tolist() == (divisor**2).tolist() == [1, divisor[1] ** 2, np.inf]
+
+
+@pytest.mark.parametrize("options", [{}, {"symmetric": False}], ids=str)
+def test_every_group_of_a_tensor_is_searched_with_its_weights(options: dict[str, Any]) -> None:
+    groups, kind = values("skewed")[:8], DTYPES["float32"]
+    groups[2] = values("huge")[0] * np.float32(4)  # which keeps the scale that it begins with
+    weights = np.random.default_rng(14).random(groups.shape).astype(np.float32) ** 4
+    spec = QuantSpec("int4", PerAxis(1), method="mse", scale_dtype="float32", **options)
+    low, high = groups.min(axis=1).astype(float), groups.max(axis=1).astype(float)
+    first = scales.from_ranges(low, high, spec, kind, over=0.5)
+    scale, zero = scales.choose(groups.T, spec, kind, 0.5, weights.T)
+    wanted = search(groups, *scales.single(*first), spec, kind, 0.5, weights)
+    is_free = np.arange(8) != 2
+    assert scale[is_free].tolist() == wanted[0][is_free].tolist()
+    assert scale[2] == first[0][2] != wanted[0][2]
+    if zero is not None:
+        assert zero[is_free].astype(float).tolist() == wanted[1][is_free].tolist()
+        assert first[1] is not None
+        assert zero[2] == first[1][2]
+    unweighted, _ = scales.choose(groups.T, spec, kind, 0.5)
+    assert (scale != unweighted)[is_free].all()

@@ -75,8 +75,12 @@ def test_entropy_cuts_the_tails_of_a_stream() -> None:
     assert x.min() < low[0] < 0 < high[0] < x.max()
 
 
-@pytest.mark.parametrize("groups", [1, 3, 40, 5000])
-def test_order_statistics_are_those_of_sorted_values(groups: int) -> None:
+@pytest.mark.parametrize("groups", [1, 3, 40])
+@pytest.mark.parametrize("counters", [1 << 23, 1 << 16, 1 << 9])  # for 16, 8 and 4 bits of 40
+def test_order_statistics_are_those_of_sorted_values(
+    groups: int, counters: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamed, "_COUNTERS", counters)
     x = np.random.default_rng(groups).standard_normal((2, groups, 9), np.float32)
     x[0, 0, :4] = [0.0, -0.0, np.inf, np.nan]
     ordered = np.sort(x.swapaxes(0, 1).reshape(groups, -1), axis=1)
@@ -94,3 +98,13 @@ def test_percentiles_are_numpys_to_the_last_bit() -> None:
     found = streamed.percentiles(pieces_of(x), np.array([x.size]), percents, magnitudes=True)
     expected = np.percentile(np.abs(x).astype(np.float64), percents)
     assert found[:, 0].tobytes() == expected.tobytes()
+
+
+def test_percentiles_of_one_value_and_halfway_between_two() -> None:
+    x = np.random.default_rng(4).standard_normal((2, 1000, 1), np.float32)
+    count = np.full(1000, 2)
+    found = streamed.percentiles(pieces_of(x), count, [50.0])
+    assert found[0].tobytes() == np.percentile(x[:, :, 0].astype(float), 50, axis=0).tobytes()
+    one = np.full((1, 1, 1), 3.5, np.float32)
+    found = streamed.percentiles(lambda: iter([(0, one)]), np.array([1]), [0.0, 50.0, 100.0])
+    assert found.tolist() == [[3.5]] * 3

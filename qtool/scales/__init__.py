@@ -68,9 +68,10 @@ def refined(
     of the start. compiled: by the kernel, which gives the same."""
     from qtool.scales.optimal import refine, refine_compiled
 
-    finite = np.where(np.isfinite(groups), groups, np.float32(0))
+    finite = np.ascontiguousarray(np.where(np.isfinite(groups), groups, np.float32(0)))
     if weights is not None:  # those of a group of zeros are all alike
-        weights = np.where(weights.any(axis=1, keepdims=True), weights, np.float32(1))
+        is_weighted = weights.any(axis=1, keepdims=True)
+        weights = np.ascontiguousarray(np.where(is_weighted, weights, np.float32(1)))
     scale, zero_point = start[0].reshape(-1), None if start[1] is None else start[1].reshape(-1)
     best = refine_compiled if compiled else refine
     scale, zero_point = best(finite, scale, zero_point, spec, storage, over, weights)
@@ -139,8 +140,7 @@ def from_ranges(
     """
     dtype = spec.dtype
     if spec.semantics == "dynamic":
-        found = ops.dynamic_parameters(low.astype(np.float32), high.astype(np.float32), dtype)
-        return found[0].reshape(low.shape), found[1].reshape(low.shape)
+        return ops.dynamic_parameters(low.astype(np.float32), high.astype(np.float32), dtype)
     bound = np.maximum(-low, high)
     if spec.symmetric:
         levels = symmetric_levels(dtype)

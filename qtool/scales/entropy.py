@@ -78,7 +78,7 @@ def add_histograms(counts: Array, x: Array, absmax: Array) -> None:
             number += begins
         else:
             number = (np.where(is_number, place, 0).astype(np.intp) + begins)[is_number]
-        add_counts(counts.reshape(-1), number.reshape(-1))
+        add_counts(counts.reshape(-1), number)
 
 
 def add_counts(counts: Array, places: Array) -> None:

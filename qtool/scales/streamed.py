@@ -44,7 +44,8 @@ def ranges(pieces: Pieces, groups: int, spec: QuantSpec) -> tuple[Array, Array]:
             rows = _finite(values).swapaxes(0, 1).reshape(values.shape[1], -1)
             entropy.add_histograms(counts[first:last], rows, absmax[first:last])
         return entropy.within(counts, found.low, found.high, levels)
-    p = spec.percentile or 100.0
+    p = spec.percentile
+    assert p is not None
     if spec.symmetric:
         upper = percentiles(pieces, found.count, [p], magnitudes=True)[0]
         lower = -upper
@@ -108,7 +109,7 @@ def order_statistics(pieces: Pieces, ranks: Array, *, magnitudes: bool = False) 
                     group = np.broadcast_to(numbers, keys.shape)[same] if groups > 1 else numbers
                 digit = inside >> np.uint32(shift) & np.uint32((1 << bits) - 1)
                 place = digit + (group << bits) if groups > 1 else digit.astype(np.intp)
-                entropy.add_counts(of_prefix.reshape(-1), place.reshape(-1))
+                entropy.add_counts(of_prefix.reshape(-1), place)
         totals = np.cumsum(counts, axis=2)[which]
         digit = (totals <= rest[..., None]).sum(axis=2)
         digit = np.minimum(digit, (1 << bits) - 1)  # of a group without values
