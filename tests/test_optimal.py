@@ -727,11 +727,28 @@ def test_zeros_keep_the_scale_and_the_zero_point_of_the_start(
 ) -> None:
     x = np.zeros((1, SIZE), np.float32) if weights is None else KINDS["normal"][:1]
     first, zero = np.array([0.75], DTYPES[storage].numpy), np.array([3], DTYPES["int4"].numpy)
-    spec = a_spec("int4", storage, symmetric=False)
+    spec = a_spec("int4", storage, symmetric=False, narrow_range=True)
+    signed = a_spec("int4", storage, negative_scale=True)
     for refine in (optimal.refine, optimal.refine_compiled):
         found, point = refine(x, first, zero, spec, DTYPES[storage], 1.0, weights)
         assert point is not None
         assert (found.tolist(), point.astype(int).tolist()) == ([0.75], [3])
+        for begin in (first, -first):
+            found, _ = refine(x, begin, None, signed, DTYPES[storage], 1.0, weights)
+            assert found.tolist() == begin.tolist()
+
+
+@pytest.mark.parametrize(
+    ("storage", "unit"), [("float8e4m3fn", 2.0**-9), ("float16", 2.0**-24), ("float32", 2.0**-149)]
+)
+def test_scales_whose_half_cannot_be_stored(storage: str, unit: float) -> None:
+    """9 of the smallest numbers are 3 times 3, and 3 has no half."""
+    x = np.float32([[9 * unit, *np.zeros(SIZE - 1)]])
+    spec, kind = a_spec("int4", storage), DTYPES[storage]
+    first = np.array([9 * unit]).astype(kind.numpy)
+    for refine in (optimal.refine, optimal.refine_compiled):
+        found, _ = refine(x, first, None, spec, kind, 1.0, None)
+        assert found.astype(float).tolist() == [3 * unit]
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "float8e4m3fn"])
