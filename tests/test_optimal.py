@@ -742,13 +742,26 @@ def test_zeros_keep_the_scale_and_the_zero_point_of_the_start(
     ("storage", "unit"), [("float8e4m3fn", 2.0**-9), ("float16", 2.0**-24), ("float32", 2.0**-149)]
 )
 def test_scales_whose_half_cannot_be_stored(storage: str, unit: float) -> None:
-    """9 of the smallest numbers are 3 times 3, and 3 has no half."""
-    x = np.float32([[9 * unit, *np.zeros(SIZE - 1)]])
+    """9 of the smallest numbers are 3 times 3, and 3 has no half, nor has 1."""
+    x = np.zeros((2, SIZE))
+    x[0, 0], x[1, :2] = 9 * unit, (5 * unit, 7 * unit)
     spec, kind = a_spec("int4", storage), DTYPES[storage]
-    first = np.array([9 * unit]).astype(kind.numpy)
+    first = np.array([9 * unit] * 2).astype(kind.numpy)
     for refine in (optimal.refine, optimal.refine_compiled):
-        found, _ = refine(x, first, None, spec, kind, 1.0, None)
-        assert found.astype(float).tolist() == [3 * unit]
+        found, _ = refine(x.astype(np.float32), first, None, spec, kind, 1.0, None)
+        assert found.astype(float).tolist() == [3 * unit, unit]
+
+
+def test_the_first_zero_point_of_those_that_clip_nothing() -> None:
+    x = (np.random.default_rng(18).standard_normal((150, SIZE)) * 0.01).astype(np.float32)
+    spec, kind = a_spec("uint4", "float32", symmetric=False), DTYPES["float32"]
+    found, zero = optimal.refine(x, *start(x, spec, "float32", 1.0), spec, kind, 1.0, None)
+    codes = np.rint(x / found[:, None])
+    below, above = -np.minimum(codes.min(axis=1), 0), np.maximum(codes.max(axis=1), 0)
+    fits = below + above <= 15
+    assert zero is not None
+    assert zero.astype(float)[fits].tolist() == below[fits].tolist()
+    assert 20 < fits.sum() < 150
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "float8e4m3fn"])

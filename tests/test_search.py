@@ -18,7 +18,7 @@ from qtool.engine import plain, request, stream
 from qtool.errors import SpecError
 from qtool.kernels.searcher import TileSearcher
 from qtool.scales import global_scale
-from qtool.scales.search import Grid, best, costs, proposed, search, shares, squared
+from qtool.scales.search import Grid, best, bounds, costs, proposed, search, shares, squared
 from qtool.scales.stages import stages
 from qtool.spec import Blocked, PerAxis, PerTensor, QuantSpec, Tiled
 
@@ -546,6 +546,10 @@ def test_weights_get_a_mean_of_a_half_to_one(length: int) -> None:
     assert shares(np.full((1, 3), 3e38, np.float32)).tolist() == [2.0**-126]
     assert shares(np.full((1, 4), 1, np.float32)).tolist() == [0.5]
     assert shares(np.float32([[1, 0.25, 0, 0.75]])).tolist() == [1]
+    # 2^-30 of the largest counts as nothing: of a sum of 2 - 2^-24, the mean is less than 2^-7
+    row = np.zeros((1, 256), np.float32)
+    row[0, :66] = [1, 1 - 2.0**-24, *np.full(64, 2.0**-30)]
+    assert shares(row).tolist() == [128]
 
 
 def test_divisors_are_squared_in_float64() -> None:
@@ -575,3 +579,35 @@ def test_every_group_of_a_tensor_is_searched_with_its_weights(options: dict[str,
         assert zero[2] == first[1][2]
     unweighted, _ = scales.choose(groups.T, spec, kind, 0.5)
     assert (scale != unweighted)[is_free].all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "numbers"),
+    [
+        ("int4", {}, (-8, 7, 0, 0)), ("uint4", {}, (0, 15, 0, 0)),
+        ("int8", {"narrow_range": True}, (-127, 127, 0, 0)), ("float4e2m1", {}, (-6, 6, 1, 0)),
+        ("float6e3m2", {}, (-28, 28, 2, -2)), ("float8e4m3fn", {}, (-448, 448, 3, -6)),
+        ("float8e5m2", {}, (-57344, 57344, 2, -14)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_numbers_of_a_grid_by_hand(
+    dtype: str, options: dict[str, Any], numbers: tuple[int, ...]
+) -> None:
+    grid = Grid.of(QuantSpec(dtype, PerTensor(), **options), DTYPES["float32"], 1.0)
+    assert (grid.lowest, grid.highest, grid.mantissa, grid.exponent) == numbers
+
+
+def test_proposals_by_hand() -> None:
+    grid = Grid.of(QuantSpec("uint4", PerTensor()), DTYPES["float32"], 1.0)
+    zeros = np.array([0, 15, 7], np.float32)
+    plan = [(0, 0), (OCTAVE, -2), (-OCTAVE, 1)]
+    scale, zero = proposed(np.array([1, 2, 0.5], np.float32), zeros, plan, grid)
+    assert scale.tolist() == [[1, 2, 0.5], [2, 4, 1], [0.5, 1, 0.25]]
+    assert zero.tolist() == [[0, 0, 1], [15, 13, 15], [7, 5, 8]]
+
+
+def test_a_divisor_of_zero_has_an_infinite_reciprocal() -> None:
+    grid = Grid.of(QuantSpec("int4", PerTensor()), DTYPES["float32"], 2.0**-120)
+    found = bounds(np.float32([2.0**-40, 1]), np.float32([0, 0]), grid)
+    assert found.tolist() == [[np.inf, 2.0**120], [-8, -8], [7, 7]]

@@ -99,8 +99,9 @@ def search(
     found = np.empty((2, len(groups)), np.float32)
     plan = stages(spec, storage, groups.shape[1], weighted=weights is not None)
     grid = Grid.of(spec, storage, over)
-    for start in range(0, len(groups), max(_BOX // max(groups.shape[1], 1), 1)):
-        part = slice(start, start + max(_BOX // max(groups.shape[1], 1), 1))
+    step = max(_BOX // max(groups.shape[1], 1), 1)
+    for start in range(0, len(groups), step):
+        part = slice(start, start + step)
         x = np.where(np.isfinite(groups[part]), groups[part], np.float32(0))
         w = None if weights is None else weights[part] * shares(weights[part])[:, None]
 
