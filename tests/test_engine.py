@@ -385,6 +385,12 @@ INT8_3 = QuantSpec("int8", PerAxis(0))
         ),
         (INT8_3, None, 1, "zero_point of w: given without a scale; give both"),
         (
+            QuantSpec("int8", PerTensor(), narrow_range=True),
+            1.0,
+            -128,
+            "zero_point of w: a value outside the narrow range; use -127 or more",
+        ),
+        (
             QuantSpec("float8e5m2", PerTensor(), semantics="onednn"),
             1.0,
             0,

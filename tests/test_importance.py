@@ -19,7 +19,15 @@ from qtool.errors import SpecError
 from qtool.kernels.searcher import CANDIDATES
 from qtool.scales import global_scale
 from qtool.scales.stages import stages
-from qtool.spec import SCALE_DTYPES, Blocked, PerAxis, PerTensor, QuantSpec, Tiled
+from qtool.spec import (
+    SCALE_DTYPES,
+    Blocked,
+    PerAxis,
+    PerTensor,
+    QuantSpec,
+    TensorInfo,
+    Tiled,
+)
 from qtool.stats import Stats
 
 Array = NDArray[Any]
@@ -347,3 +355,15 @@ def test_a_group_too_long_for_a_window_is_searched_as_in_the_plain_path(
     plainly, found = plain.quantize(x, asked), plain.quantize(x, asked, 2)
     assert found.y.tobytes() == plainly.y.tobytes()
     assert found.scale.tobytes() == plainly.scale.tobytes()
+
+
+def test_the_axis_of_inputs_is_what_the_consumer_sums_over() -> None:
+    for reduced, axis in ((0, 0), (1, 1), (None, 1)):
+        info = TensorInfo("w", (4, 6), DTYPES["float32"], 96, reduced_axis=reduced)
+        assert weighted.input_axis(info, SPECS["tensor"]) == axis
+
+
+def test_a_vector_has_no_channels() -> None:
+    with pytest.raises(SpecError) as caught:
+        qtool.quantize(np.ones(4, np.float32), SPECS["tensor"], importance=np.ones(3))
+    assert str(caught.value) == ("importance of x: shape (3,), but the tensor has (4,); give (4,)")

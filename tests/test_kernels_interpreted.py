@@ -93,9 +93,10 @@ def test_given_scales(*, has_zero_point: bool) -> None:
     check_same(x, QuantSpec("uint8", PerAxis(0)), 1, **parameters)
 
 
-def test_figures_of_many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("together", [1, 2])
+def test_figures_of_many_tiles(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which some hold nothing that is finite, added up a few at a time."""
-    monkeypatch.setattr(tally, "_TOGETHER", 2)
+    monkeypatch.setattr(tally, "_TOGETHER", together)
     monkeypatch.setattr(tiling, "_SMALL_TILE", 4096)
     x = values((5, 4096), F32, 9, nonfinite=True)
     x[:2] = np.nan
@@ -114,6 +115,28 @@ def test_what_is_not_finite_is_named_with_its_place(method: str, *, given: bool)
         stream.quantize_array(x, asked, jobs=1)
     said = "tensor w: -inf at [1, 7], 2 of 150 values: is not finite; mend the weights, or use "
     assert str(error.value).startswith(said)
+
+
+def test_the_first_place_is_named_wherever_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiling, "_SMALL_TILE", 4096)
+    x = values((3, 4096), F32, 8, nonfinite=False)
+    x[1, 7], x[2, 9] = np.nan, np.inf
+    spec = QuantSpec("int8", PerTensor(), method="absmax")
+    asked = engine.request("w", x.shape, DTYPES["float32"], spec, None, None)
+    with pytest.raises(TensorError, match=r"nan at \[1, 7\], 2 of 12288 values"):
+        stream.quantize_array(x, asked, jobs=1)
+
+
+@pytest.mark.parametrize("over", [None, 1e4])
+def test_tensors_that_are_fused_share_a_global_scale(over: float | None) -> None:
+    x = values((2, 32), F32, 8, nonfinite=False)
+    spec = QuantSpec("float4e2m1", Blocked(1, 16), **ABSMAX, **E4M3, global_scale=True)
+    asked = engine.request("x", x.shape, DTYPES["float32"], spec, None, None, over)
+    want, got = plain.quantize(x, asked), stream.quantize_array(x, asked, jobs=1)
+    # the smallest power of two of which 6 * 448 times reach the magnitude
+    power = 2.0 ** np.ceil(np.log2((over or np.abs(x).max()) / 2688))
+    assert want.global_scale == got.global_scale == power
+    assert (want.y.tobytes(), want.scale.tobytes()) == (got.y.tobytes(), got.scale.tobytes())
 
 
 @pytest.mark.parametrize("source", [F32, F16])
@@ -215,6 +238,8 @@ def test_the_operator_leaves_other_cases_to_the_plain_one(monkeypatch: pytest.Mo
         got = operators.quantize_linear(x, F32(0.3), **options)
         want = ops.quantize_linear(x, F32(0.3), **options)
         assert (got.dtype, got.tobytes()) == (want.dtype, want.tobytes())
+    whole = np.int32([-900, -2, 0, 7])  # no source type of theirs
+    assert operators.quantize_linear(whole, F32(2)).tolist() == [0, 0, 0, 4]
 
 
 def groups() -> Array:
@@ -268,6 +293,13 @@ def check_optimal(case: tuple[str, str, dict[str, Any]], x: Array, weights: Arra
 @pytest.mark.parametrize("case", OPTIMAL, ids=lambda case: "-".join(case[:2]))
 def test_optimal_scales(case: tuple[str, str, dict[str, Any]]) -> None:
     check_optimal(case, GROUPS, None)
+
+
+@pytest.mark.parametrize("source", [F32, F16, BF16])
+def test_optimal_scales_of_a_stream(source: Any) -> None:
+    x = values((2, 32), source, 4, nonfinite=False)
+    spec = QuantSpec("int4", Blocked(1, 16), method="optimal", scale_dtype="bfloat16")
+    check_same(x, spec, 1)
 
 
 @pytest.mark.parametrize("case", OPTIMAL, ids=lambda case: "-".join(case[:2]))

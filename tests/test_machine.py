@@ -66,6 +66,7 @@ def test_damaged_code_is_not_taken(folders: list[Path], damage: str) -> None:
     assert machine._stored_code() is None
 
 
+@pytest.mark.usefixtures("_fresh")
 @pytest.mark.parametrize("danger", ["another user's", "for all to write"])
 def test_code_that_somebody_else_may_have_written_is_not_taken(
     folders: list[Path], danger: str, monkeypatch: pytest.MonkeyPatch

@@ -298,6 +298,9 @@ def test_tiles_of_every_size_dequantize_alike(
     stored_codes = Codes(read, element, shape, scale, zero, granularity)
     restore_plain.restore(stored_codes, write, DTYPES["float32"], jobs=2)
     assert (result == expected).all()
+    pieces = list(restore_plain.values(stored_codes, DTYPES["float32"]))
+    assert max((piece.size for piece in pieces), default=0) <= max(tile, 8)
+    assert np.concatenate([np.empty(0), *pieces]).tolist() == expected.reshape(-1).tolist()
 
 
 def test_dequantize_leaves_nothing_where_the_disk_is_full(

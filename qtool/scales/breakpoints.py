@@ -153,8 +153,6 @@ def _sweep(
     As functions of u = s / right - 1, relative to X: E = c + g u + b u^2.
     """
     pair, start, end, c, g, b = _intervals(groups, which, left, right, window)
-    if not pair.size:
-        return
     with np.errstate(divide="ignore", invalid="ignore"):
         u = np.clip(np.where(b > 0, -0.5 * g / b, 0.0), end, start)
     error = c + g * u + b * u * u
