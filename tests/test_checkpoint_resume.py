@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import INDEX, content, save, shard_name, tensors, three
-from command import PYTHON, ok, refused, strict
+from command import PYTHON, ok, refused, strict, unmeasured
 from safetensors.numpy import save_file
 
 import qtool
@@ -45,7 +45,7 @@ def killed_at_every_point(
     commands = [json.dumps(list(map(str, command))) for command in (first, second)]
     done = subprocess.run(
         [sys.executable, script, folder, *commands], capture_output=True, text=True, timeout=300,
-        check=False,
+        check=False, env=unmeasured(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [(name, code) for name, code in strict(done.stdout)]

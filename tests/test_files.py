@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from command import unmeasured
 
 from qtool.errors import OutputError
 from qtool.formats.files import check_target, copy_to, replacing, spooled
@@ -55,6 +56,7 @@ def start(code: str, *args: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=unmeasured(),
     )
 
 

@@ -207,7 +207,7 @@ def test_gates_warnings_recipe_hashes_and_skipped_are_shown(report: Path) -> Non
     assert page.all("pre") == ['dtype = "int4"']
     assert ("f", "ab12") in list(zip(page.all("dt"), page.all("dd"), strict=True))
     assert "1 tensor: rank below 2" in page.all("summary")
-    failure = "- **FAILED** --fail-if 'sqnr\\_db \\< 20'\n  - a.0.weight\\: sqnr\\_db = 12.3457"
+    failure = "- **FAILED** \\--fail-if 'sqnr\\_db \\< 20'\n  - a.0.weight: sqnr\\_db = 12.3457"
     assert failure in text
     assert '```toml\ndtype = "int4"\n```\n' in text
 
