@@ -100,6 +100,18 @@ def test_groups_have_the_thresholds_that_they_have_alone_the_first_of_equal_ones
     assert alone[:2] == [4, 32]
 
 
+def test_thresholds_of_any_histograms_have_the_least_divergence() -> None:
+    random = np.random.default_rng(5)
+    shape = random.exponential(size=(200, 33)) ** random.uniform(0, 4, (200, 1))
+    counts = random.poisson(shape * random.uniform(0.5, 20, (200, 1)))
+    counts[:, 16] += 1
+    steps = entropy.thresholds(counts, 8)
+    for row, step in zip(counts.tolist(), steps.tolist(), strict=True):
+        exact = divergences(row, 8)
+        assert exact[step] <= min(exact.values()) * (1 + 1e-12) + 1e-14
+    assert len(set(steps.tolist())) > 8
+
+
 def test_most_choices_are_clear_and_the_same() -> None:
     same = 0
     for seed in range(60):
