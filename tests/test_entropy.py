@@ -100,6 +100,37 @@ def test_groups_have_the_thresholds_that_they_have_alone_the_first_of_equal_ones
     assert alone[:2] == [4, 32]
 
 
+def test_thresholds_of_any_histograms_have_the_least_divergence() -> None:
+    random = np.random.default_rng(5)
+    shape = random.exponential(size=(200, 33)) ** random.uniform(0, 4, (200, 1))
+    counts = random.poisson(shape * random.uniform(0.5, 20, (200, 1)))
+    counts[:, 16] += 1
+    steps = entropy.thresholds(counts, 8)
+    for row, step in zip(counts.tolist(), steps.tolist(), strict=True):
+        exact = divergences(row, 8)
+        assert exact[step] <= min(exact.values()) * (1 + 1e-12) + 1e-14
+    assert len(set(steps.tolist())) > 8
+
+
+def test_the_divergence_of_smoothed_counts() -> None:
+    p, q = np.array(
+        [[[4, 0, 2, 1], [1, 1, 0, 0], [2, 0, 1, 0]], [[3, 0, 3, 1], [2, 0, 1, 0], [0] * 4]]
+    )
+    found = entropy._divergence(p, q).tolist()
+    smooth = [  # every empty one takes 0.0001 from the others in equal parts
+        (
+            [4 - 1e-4 / 3, 1e-4, 2 - 1e-4 / 3, 1 - 1e-4 / 3],
+            [3 - 1e-4 / 3, 1e-4, 3 - 1e-4 / 3, 1 - 1e-4 / 3],
+        ),
+        ([1 - 1e-4, 1 - 1e-4, 1e-4, 1e-4], [2 - 1e-4, 1e-4, 1 - 1e-4, 1e-4]),
+    ]
+    for (above, below), divergence in zip(smooth, found[:2], strict=True):
+        a, b = math.fsum(above), math.fsum(below)
+        terms = [x / a * math.log((x / a) / (y / b)) for x, y in zip(above, below, strict=True)]
+        assert divergence == pytest.approx(math.fsum(terms), rel=1e-12)
+    assert found[2] == math.inf
+
+
 def test_most_choices_are_clear_and_the_same() -> None:
     same = 0
     for seed in range(60):

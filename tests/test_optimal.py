@@ -743,13 +743,13 @@ def test_zeros_keep_the_scale_and_the_zero_point_of_the_start(
 )
 def test_scales_whose_half_cannot_be_stored(storage: str, unit: float) -> None:
     """9 of the smallest numbers are 3 times 3, and 3 has no half, nor has 1."""
-    x = np.zeros((2, SIZE))
-    x[0, 0], x[1, :2] = 9 * unit, (5 * unit, 7 * unit)
+    x = np.zeros((3, SIZE))
+    x[0, 0], x[1, :2], x[2, 0] = 9 * unit, (5 * unit, 7 * unit), 27 * unit
     spec, kind = a_spec("int4", storage), DTYPES[storage]
-    first = np.array([9 * unit] * 2).astype(kind.numpy)
+    first = np.array([8 * unit] * 3).astype(kind.numpy)
     for refine in (optimal.refine, optimal.refine_compiled):
         found, _ = refine(x.astype(np.float32), first, None, spec, kind, 1.0, None)
-        assert found.astype(float).tolist() == [3 * unit, unit]
+        assert found.astype(float).tolist() == [3 * unit, unit, 9 * unit]
 
 
 def test_the_first_zero_point_of_those_that_clip_nothing() -> None:

@@ -493,6 +493,17 @@ def test_the_largest_scale_with_which_a_group_comes_back_finite(
         assert float(scale[number]) == wanted
 
 
+def test_the_cost_of_a_group_that_might_come_back_infinite_is_that_of_the_scale_it_keeps() -> None:
+    top = float(np.finfo(np.float32).max)
+    groups = -(top * np.random.default_rng(19).random((3, 32)) ** 3).astype(np.float32)
+    storage, over = DTYPES["float8e4m3fn"], 2.0**120
+    spec = QuantSpec("int4", PerAxis(0), method="mse", scale_dtype=storage, global_scale=True)
+    scale, _ = scales.choose(groups, spec, storage, over)
+    divisor = scale.astype(float)[:, None] * over
+    errors = (groups - np.clip(np.rint(groups / divisor), -8, 7) * divisor) ** 2
+    assert scales.cost(groups, spec, storage, over) == pytest.approx(errors.sum(), rel=1e-4)
+
+
 def test_costs_of_groups_are_their_weighted_errors() -> None:
     random = np.random.default_rng(16)
     groups = (random.standard_normal((7, 16)) * np.exp2(np.arange(7))[:, None]).astype(np.float32)

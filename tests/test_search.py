@@ -607,6 +607,22 @@ def test_proposals_by_hand() -> None:
     assert zero.tolist() == [[0, 0, 1], [15, 13, 15], [7, 5, 8]]
 
 
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [("float32", [2.0**-149, 2.0**128 - 2.0**104]), ("bfloat16", [2.0**-133, 255 * 2.0**120]),
+     ("float16", [2.0**-24, 65504]), ("float8e4m3fn", [2.0**-9, 448]),
+     ("float8e8m0", [2.0**-127, 2.0**127])],
+)  # fmt: skip
+def test_proposals_end_where_scales_do(name: str, ends: list[float]) -> None:
+    grid = Grid.of(QuantSpec("int4", PerTensor()), DTYPES[name], 1.0)
+    every = np.float32([ends, ends, ends])
+    plan = [(0, 0), (40 * OCTAVE, 0), (-40 * OCTAVE, 0), (300 * OCTAVE, 0), (-300 * OCTAVE, 0)]
+    scale, _ = proposed(every.reshape(-1), np.zeros(6, np.float32), plan, grid)
+    assert scale[:, 0].tolist() == ends * 3
+    assert scale[1, 1:].tolist()[::2] == [ends[1]] * 2
+    assert scale[0, 2:].tolist()[::2] == [ends[0]] * 2
+
+
 def test_a_divisor_of_zero_has_an_infinite_reciprocal() -> None:
     grid = Grid.of(QuantSpec("int4", PerTensor()), DTYPES["float32"], 2.0**-120)
     found = bounds(np.float32([2.0**-40, 1]), np.float32([0, 0]), grid)

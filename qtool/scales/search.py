@@ -203,7 +203,6 @@ def shares(weights: Array) -> Array:
 def _stored(bits: Array, grid: Grid) -> Array:
     """Positive float32, given by their bits, rounded to the type that scales are stored in."""
     mantissa, normal, smallest, largest = grid.storage_limits
-    bits = np.clip(bits, 1, largest)
     drop = np.minimum(23, 23 - mantissa + np.maximum(0, normal - np.maximum(1, bits >> 23)))
     bits = (bits + ((1 << drop) - 1 >> 1)) >> drop << drop
     bits = np.clip(bits, smallest, largest).astype(np.int32)
