@@ -140,7 +140,8 @@ def from_ranges(
     """
     dtype = spec.dtype
     if spec.semantics == "dynamic":
-        return ops.dynamic_parameters(low.astype(np.float32), high.astype(np.float32), dtype)
+        found = ops.dynamic_parameters(low.astype(np.float32), high.astype(np.float32), dtype)
+        return found[0].reshape(low.shape), found[1].reshape(low.shape)  # also of one zero
     bound = np.maximum(-low, high)
     if spec.symmetric:
         levels = symmetric_levels(dtype)
