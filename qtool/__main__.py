@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 
 
@@ -11,11 +12,22 @@ def main() -> None:
     """Run the command line. What fails before a command has begun, or after it, ends here."""
     gc.set_threshold(100_000)  # importing makes many objects and no garbage
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy would start threads for nothing
+    interrupted = False
+
+    def interrupt(_signal: int, _frame: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     try:
         from qtool.cli import main as run
 
         run()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ImportError) as error:
+        if isinstance(error, ImportError) and not interrupted:  # else it is what that made of it
+            raise
         print("qtool: interrupted", file=sys.stderr)
         sys.exit(130)
     except OSError as error:  # --help into a full disk

@@ -7,6 +7,7 @@ import resource
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -399,6 +400,7 @@ def hear_interrupts() -> None:
     [
         pytest.param(signal.SIGINT, 130, b"qtool: interrupted\n", id="SIGINT"),
         pytest.param(signal.SIGTERM, 143, b"", id="SIGTERM"),
+        pytest.param(signal.SIGHUP, 129, b"", id="SIGHUP"),
     ],
 )
 def test_an_interrupted_command_leaves_the_target_as_it_was(
@@ -485,3 +487,22 @@ def test_leftovers_of_a_killed_command_are_removed_by_the_next(large: Path, tmp_
     done = subprocess.run([*command, "0.*"], capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert leftovers(tmp_path) == []
+
+
+def test_an_import_that_is_interrupted_is_an_interruption() -> None:
+    """Compiled modules raise ImportError where Ctrl-C stops what they import."""
+    code = """if True:
+        import os, signal, sys
+        from qtool.__main__ import main
+        class Finder:
+            def find_spec(self, name, *rest):
+                if name == "qtool.cli":
+                    try:
+                        os.kill(os.getpid(), signal.SIGINT)
+                    except KeyboardInterrupt:
+                        raise ImportError from None
+        sys.meta_path.insert(0, Finder())
+        main()
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"qtool: interrupted\n")

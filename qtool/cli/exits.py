@@ -1,5 +1,5 @@
-"""How a command ends: 0 done, 1 cannot be done, 2 wrong usage, 3 a gate failed, 130 interrupted,
-143 terminated."""
+"""How a command ends: 0 done, 1 cannot be done, 2 wrong usage, 3 a gate failed, 129 hung up, 130
+interrupted, 143 terminated."""
 
 from __future__ import annotations
 
@@ -84,13 +84,16 @@ def explained(error: QtoolError | MemoryError | OSError) -> tuple[list[str], int
 def process() -> Iterator[None]:
     """What holds for the whole process: its signals, its streams and its help.
 
-    SIGTERM unwinds the stack, so that temporary files are removed, and exits with 143.
+    SIGTERM and SIGHUP unwind the stack, so that temporary files are removed, and exit with 143
+    and 129; nohup stays in force.
     """
 
-    def leave(_signal: int, _frame: object) -> None:
-        sys.exit(143)
+    def leave(number: int, _frame: object) -> None:
+        sys.exit(128 + number)
 
-    signal.signal(signal.SIGTERM, leave)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave)
     # Of what the parent closed no file of ours gets the number; a result for it is an error.
     for name, mode in (("stdin", "r"), ("stdout", "r"), ("stderr", "w")):
         if getattr(sys, name) is None:

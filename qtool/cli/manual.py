@@ -8,7 +8,7 @@ SECTIONS = {
 1    cannot be done; one line says what, why, and what to do
 2    wrong usage
 3    a gate, or --strict, has failed; the target is as it was
-130  interrupted (143: terminated)
+130  interrupted (129: hung up, 143: terminated)
 
 Of several sources the worst counts: 1 before 2 before 3.""",
     "Environment": """\b

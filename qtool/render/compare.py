@@ -88,7 +88,7 @@ def _differ(rows: Sequence[dict[str, Any]]) -> bool:
 
 
 def _notes(result: dict[str, Any]) -> Iterator[str]:
-    yield "* on the Pareto front: nothing else here is both as small and as good"
+    yield "* on the Pareto front: what is better is larger, and what is smaller is worse"
     if _differ(result["combinations"]):
         yield (
             "order and stars are by all tensors that any of these quantizes: what one of them "
