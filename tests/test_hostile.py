@@ -654,3 +654,52 @@ def test_no_module_has_what_could_run_what_it_reads() -> None:
     for path in sorted(Path(package.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             assert not RUNS & words(node), (path, getattr(node, "lineno", 0))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 4), (3, 0)])
+@pytest.mark.parametrize("method", ["absmax", "mse", "optimal"])
+def test_a_tensor_without_elements_has_a_global_scale(
+    method: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(shape, np.float32))
+    made = ok("quantize", tmp_path / "x.npy", "-o", tmp_path / "q.npz", "--preset", "nvfp4",
+              "--method", method, "--json")  # fmt: skip
+    (record,) = json.loads(made.out)["tensors"]
+    assert (record["shape"], record["global_scale"]) == (list(shape), 1.0)
+
+
+@pytest.mark.parametrize("method", ["absmax", "mse", "percentile:99"])
+def test_the_largest_weights_come_back_finite_from_second_order_rounding(
+    method: str, tmp_path: Path
+) -> None:
+    rng, most = np.random.default_rng(0), np.finfo(np.float32).max
+    np.save(tmp_path / "w.npy", np.where(rng.random((64, 32)) < 0.5, most, -most))
+    np.save(tmp_path / "a.npy", rng.standard_normal((1, 32)).astype(np.float32))
+    weights, inputs = tmp_path / "w.npy", tmp_path / "a.npy"
+    made = ok("quantize", weights, "--dtype", "int8", "--method", method, "--json",
+              "-o", tmp_path / "q.npz", "--activations", f"w={inputs}")  # fmt: skip
+    (record,) = json.loads(made.out)["tensors"]
+    assert 0 <= record["max_abs_error"] <= most
+    ok("dequantize", tmp_path / "q.npz", "-o", tmp_path / "r.npz")
+    with np.load(tmp_path / "r.npz") as restored:
+        assert np.isfinite(restored["w"]).all()
+
+
+def test_a_signaling_nan_of_rank_0_has_a_percentile(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array(0x7FA00000, np.uint32).view(np.float32))
+    ok("quantize", tmp_path / "x.npy", "--dtype", "int8", "--method", "percentile:99",
+       "--nonfinite", "allow", "-o", tmp_path / "q.safetensors")  # fmt: skip
+
+
+@pytest.mark.parametrize("decibels", ["1e20", "1e300"])
+def test_more_decibels_than_floats_have_are_out_of_reach(decibels: str, tmp_path: Path) -> None:
+    said = refused("quantize", saved(tmp_path), "-o", tmp_path / "q.safetensors",
+                   "--target-sqnr", decibels)  # fmt: skip
+    assert "dB cannot be reached with these candidates; the most is" in said
+
+
+def test_underflow_is_no_error_wherever_callers_want_it_to_be_one() -> None:
+    x = np.array([1e-40, -1e-41], np.float32)
+    with np.errstate(all="raise"):
+        codes, scale, zero_point = package.dynamic_quantize_linear(x)
+    assert (codes.tolist(), scale > 0, zero_point) == ([255, 0], True, 23)

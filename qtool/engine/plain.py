@@ -67,6 +67,8 @@ def _global_scale(single: Array, asked: Request) -> float:
     if absmax is None:
         finite = np.isfinite(single)
         absmax = float(np.max(np.abs(single), where=finite, initial=0.0))
+    if not absmax:  # zeros, or no elements, which have no groups
+        return 1.0
     granularity, weights = asked.spec.granularity, asked.weights
     groups = scales.grouped(ops.cast(single, ops.FLOAT32), granularity)
     shares = None if weights is None else scales.grouped(weights, granularity)

@@ -111,6 +111,9 @@ def _chosen(found: Sequence[Curve], target: Target, order: dict[str, int]) -> li
     return [known[place] for known, place in zip(numbers, places, strict=True)]
 
 
+_MOST = 3000.0  # dB; a ratio of float64 numbers
+
+
 def _within_bits(found: Sequence[Curve], bits: float) -> list[int]:
     elements = sum(p.info.size for curve in found for p in next(iter(curve.values())).planned)
     units = [[Option(way.nbytes, way.error) for way in curve.values()] for curve in found]
@@ -127,7 +130,8 @@ def _above_sqnr(found: Sequence[Curve], sqnr: float, order: dict[str, int]) -> l
     energy = math.fsum(
         squares(stats)[0] for curve in found for stats in next(iter(curve.values())).stats
     )
-    budget = energy / float(Decimal(10) ** (Decimal(sqnr) / 10))  # libm's powers differ
+    decibels = Decimal(min(max(sqnr, -_MOST), _MOST))
+    budget = energy / float(Decimal(10) ** (decibels / 10))  # libm's powers differ
     while (places := allocate(units, budget)) is not None:
         ways = [[*curve.values()][i] for curve, i in zip(found, places, strict=True)]
         reached = _sqnr(ways, order)

@@ -43,7 +43,7 @@ def dynamic_parameters(low: Any, high: Any, dtype: DType) -> tuple[Array, Array]
     """y_scale and y_zero_point of dynamic_quantize_linear for float32 values in [low, high]."""
     qmin, qmax = np.float32(_dynamic_qmin(dtype)), np.float32(dtype.qmax)
     low, high = np.minimum(low, np.float32(0)), np.maximum(high, np.float32(0))
-    with np.errstate(over="ignore", invalid="ignore"):  # invalid: a signalling NaN
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # a signalling NaN
         scale = np.float32((high - low) / (qmax - qmin))
     if not np.isfinite(scale):
         raise TensorError(

@@ -131,7 +131,11 @@ def _block(
         np.copyto(best, w[k], where=shift == 0)  # -0.0 stays -0.0
         scale, zero, bias = (None if a is None else a[k] for a in parameters)
         assert scale is not None
-        v[k], codes[k], value = grid.nearest(ops.cast(best, ops.FLOAT32), (scale, zero, bias))
+        parts = scale, zero, bias
+        v[k], codes[k], value = grid.nearest(ops.cast(best, ops.FLOAT32), parts)
+        if not (fits := np.isfinite(value)).all():  # the others are rounded as they are
+            best = np.where(fits, best, w[k])
+            v[k], codes[k], value = grid.nearest(ops.cast(best, ops.FLOAT32), parts)
         np.subtract(value, w[k], out=error[k], dtype=np.float64)
         np.multiply(value - best, upper[k, k], out=residue[k])
         pending[:k] -= np.multiply.outer(upper[:k, k], error[k])

@@ -37,7 +37,7 @@ def bounds(groups: Groups, best: Best, window: int, unhalved: float) -> tuple[Ar
 
 def unclipped(groups: Groups, which: Array, scale: Array) -> tuple[Array, Array]:
     """Whether a window of an asymmetric grid clips no value, and the first that does not."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         below = np.rint(groups.low[which] / scale)
         above = np.rint(groups.high[which] / scale)
         fits = below + above <= groups.grid.width

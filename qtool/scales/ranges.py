@@ -38,7 +38,7 @@ def ranges(x: Array, spec: QuantSpec) -> tuple[Array, Array]:
         # NaN marks what to leave out; a group without finite values is one of zeros.
         some = _reduce(np.logical_or, finite, spec.granularity)
         some = _expanded(some, x.shape, spec.granularity)
-        x = np.where(finite, x, np.where(some, np.nan, 0.0))
+        x = np.where(finite, x, np.where(some, np.float32(np.nan), np.float32(0)))
     return _percentiles(x, spec, spec.percentile, low, high)
 
 

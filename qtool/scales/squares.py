@@ -124,7 +124,7 @@ class Groups:
 
     def overflows(self, which: Array, scale: Array, low: Array, high: Array) -> Array:
         """Whether a value comes back larger than the group's limit, unless there are no ends."""
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", under="ignore"):
             above = np.minimum(self.grid.rounded(self.highest[which] / scale), high)
             below = np.minimum(self.grid.rounded(self.lowest[which] / scale), -low)
         value = np.maximum(above, below) * scale.astype(np.float64)
@@ -134,7 +134,7 @@ class Groups:
         total = np.zeros(which.size)
         for begin in range(0, len(self.x), CHUNK):
             x = self.x[begin : begin + CHUNK].take(which, axis=1)
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore", under="ignore"):
                 term = self.grid.rounded(x / scale)
             np.clip(term, low, high, out=term)
             term *= scale.astype(np.float64)
