@@ -16,6 +16,7 @@ from qtool.dtypes import DTYPES
 from qtool.errors import SpecError, TensorError
 from qtool.jobs.activations import mean_square
 from qtool.rounding import mean_of_products, products
+from qtool.rounding.hessian import mean, subtract_products
 from qtool.spec import TensorInfo
 
 Array = NDArray[Any]
@@ -358,3 +359,13 @@ def test_the_axis_of_inputs(
     output, reduced = consumer
     info = TensorInfo("w", (4, 6), DTYPES["float32"], 96, output_axis=output, reduced_axis=reduced)
     assert rounding.input_axis(info, granularity) == axis
+
+
+@pytest.mark.parametrize("rows", [40, 5000])
+def test_products_are_those_of_samples_in_any_order_of_memory(rows: int) -> None:
+    """40 by NumPy, 5,000 by the kernel; captured convolutions come column by column."""
+    x = np.random.default_rng(0).integers(-8, 9, (rows, 300)).astype(np.float32)
+    total = np.zeros((300, 300))
+    subtract_products(total, np.asfortranarray(x), 2)
+    exact = x.T.astype(np.int64) @ x.astype(np.int64)
+    assert (mean(total, 1) == exact).all()

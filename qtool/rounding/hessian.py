@@ -39,7 +39,7 @@ def mean_of_products(batches: Iterable[Array], inputs: int, jobs: int) -> tuple[
 
 def subtract_products(total: Array, batch: Array, jobs: int) -> None:
     """Subtract x x^T of all samples x from a matrix, in its upper triangle alone."""
-    x, inputs = batch.astype(np.float64), batch.shape[1]
+    x, inputs = np.ascontiguousarray(batch, np.float64), batch.shape[1]
     compiled = kernels_pay(x.size * inputs)
 
     def strip(start: int) -> None:
