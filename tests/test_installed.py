@@ -56,7 +56,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A folder with an empty home, one for temporary files, and work to do."""
-    for name in ("home", "tmp", "work"):
+    for name in ("house", "tmp", "work"):
         (tmp_path / name).mkdir()
     make_sources(tmp_path / "work")
     return tmp_path
@@ -66,7 +66,7 @@ def run(
     place: Path, *command: str | Path, folder: str = "work", **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command as somebody of whom the environment knows nothing, without a network."""
-    told = {"PATH": os.defpath, "HOME": str(place / "home"), "TMPDIR": str(place / "tmp")}
+    told = {"PATH": os.defpath, "HOME": str(place / "house"), "TMPDIR": str(place / "tmp")}
     return subprocess.run(
         confined(*command), cwd=place / folder, env=told | variables, capture_output=True,
         text=True, timeout=250, check=False,
@@ -105,11 +105,11 @@ def test_every_module_needs_no_more_than_is_required(programs: Path, place: Path
 
 @pytest.mark.parametrize("home", ["none", "missing", "locked", "relative"])
 def test_no_home_is_needed(home: str, programs: Path, place: Path) -> None:
-    (place / "home").chmod(0o555)
+    (place / "house").chmod(0o555)
     path = {
         "none": "",
         "missing": "/nowhere/at/all",
-        "locked": str(place / "home"),
+        "locked": str(place / "house"),
         "relative": ".",
     }
     said = succeeds(place, programs / "python", SCRIPT, *SMALL, HOME=path[home])
@@ -130,12 +130,12 @@ def test_kernels_are_kept_in_the_home(programs: Path, place: Path) -> None:
     command = [programs / "qtool", *large(place)]
     assert succeeds(place, *command).startswith("compiling kernels, once for this machine...\n")
     assert "compiling" not in succeeds(place, *command, "--force")
-    [kept] = (place / "home" / ".cache" / "qtool").iterdir()
+    [kept] = (place / "house" / ".cache" / "qtool").iterdir()
     assert kept.suffix == ".o"
 
 
 def test_kernels_need_not_be_kept(programs: Path, place: Path) -> None:
-    (place / "home").chmod(0o555)
+    (place / "house").chmod(0o555)
     command = [programs / "qtool", *large(place)]
     assert "every large run compiles them again\n" in succeeds(place, *command)
     assert (place / "work" / "large.safetensors").exists()
@@ -144,9 +144,9 @@ def test_kernels_need_not_be_kept(programs: Path, place: Path) -> None:
 def test_the_current_folder_need_not_be_writable(programs: Path, place: Path) -> None:
     (place / "work").chmod(0o555)
     for line in (
-        "quantize w.safetensors -o ../home/q.safetensors --dtype int8",
-        "inspect ../home/q.safetensors --stats",
-        "report ../home/q.report.json -o ../home/q.html",
+        "quantize w.safetensors -o ../house/q.safetensors --dtype int8",
+        "inspect ../house/q.safetensors --stats",
+        "report ../house/q.report.json -o ../house/q.html",
     ):
         succeeds(place, programs / "qtool", *line.split())
     done = run(place, programs / "qtool", *["quantize", "w.safetensors", "--dtype", "int8"])

@@ -29,6 +29,7 @@ from qtool.stats import Stats, decibels
 if TYPE_CHECKING:
     from qtool.jobs.importance import Importance
 
+_MOST = 3000.0  # dB; a ratio of float64 numbers
 PlanOf = Callable[[Recipe], list[Planned]]
 
 
@@ -109,9 +110,6 @@ def _chosen(found: Sequence[Curve], target: Target, order: dict[str, int]) -> li
         assert target.sqnr is not None
         places = _above_sqnr(found, target.sqnr, order)
     return [known[place] for known, place in zip(numbers, places, strict=True)]
-
-
-_MOST = 3000.0  # dB; a ratio of float64 numbers
 
 
 def _within_bits(found: Sequence[Curve], bits: float) -> list[int]:
