@@ -163,33 +163,28 @@ SEARCHED: list[tuple[Shape, Any, str, Granularity, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("longest", [8, 1 << 20], ids=["in passes", "whole"])
-@pytest.mark.parametrize("case", SEARCHED, ids=lambda case: f"{case[2]}-{case[3]}-{case[0]}")
-def test_searched_scales(
-    case: tuple[Shape, Any, str, Granularity, dict[str, Any]],
-    longest: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shape, source, target, granularity, options = case
-    monkeypatch.setattr(tiling, "LARGEST_WINDOW", longest)
-    x = values(shape, source, 4, nonfinite="nonfinite" in options)
-    check_same(x, QuantSpec(target, granularity, method="mse", **options), 1)
+@pytest.fixture(params=[8, 1 << 20], ids=["in passes", "whole"])
+def _longest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiling, "LARGEST_WINDOW", request.param)
 
 
-@pytest.mark.parametrize("longest", [8, 1 << 20], ids=["in passes", "whole"])
-@pytest.mark.parametrize("case", SEARCHED, ids=lambda case: f"{case[2]}-{case[3]}-{case[0]}")
-def test_scales_searched_by_weighted_errors(
-    case: tuple[Shape, Any, str, Granularity, dict[str, Any]],
-    longest: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shape, source, target, granularity, options = case
-    monkeypatch.setattr(tiling, "LARGEST_WINDOW", longest)
+@pytest.fixture(params=SEARCHED, ids=lambda case: f"{case[2]}-{case[3]}-{case[0]}")
+def searched(request: pytest.FixtureRequest, _longest: None) -> tuple[Array, QuantSpec]:
+    """Values, and a spec whose scales are searched."""
+    shape, source, target, granularity, options = request.param
     x = values(shape, source, 4, nonfinite="nonfinite" in options)
-    spec = QuantSpec(target, granularity, method="mse", **options)
-    weights = np.random.default_rng(1).integers(0, 9, shape).astype(np.float32)
+    return x, QuantSpec(target, granularity, method="mse", **options)
+
+
+def test_searched_scales(searched: tuple[Array, QuantSpec]) -> None:
+    check_same(*searched, 1)
+
+
+def test_scales_searched_by_weighted_errors(searched: tuple[Array, QuantSpec]) -> None:
+    x, spec = searched
+    weights = np.random.default_rng(1).integers(0, 9, x.shape).astype(np.float32)
     weights[:, 0] = 0
-    asked = engine.request("x", shape, resolve(x.dtype), spec, None, None)
+    asked = engine.request("x", x.shape, resolve(x.dtype), spec, None, None)
     asked = weighted.request(asked, weights)
     want, got = plain.quantize(x, asked), plain.quantize(x, asked, 1)
     assert (want.y.tobytes(), want.scale.tobytes()) == (got.y.tobytes(), got.scale.tobytes())
