@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 
+from qtool import memory
+
 
 def main() -> None:
     """Run the command line. What fails before a command has begun, or after it, ends here."""
@@ -22,16 +24,22 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
     try:
+        memory.check(memory.NUMPY)  # it would end the process in words of its own
         from qtool.cli import main as run
 
         run()
-    except (KeyboardInterrupt, ImportError) as error:
-        if isinstance(error, ImportError) and not interrupted:  # else it is what that made of it
+    except (KeyboardInterrupt, Exception) as error:
+        if isinstance(error, KeyboardInterrupt) or (
+            isinstance(error, ImportError) and interrupted  # what that made of it
+        ):
+            print("qtool: interrupted", file=sys.stderr)
+            sys.exit(130)
+        if memory.caused(error):
+            print(f"qtool: {memory.MESSAGE}", file=sys.stderr)
+            sys.exit(1)
+        if not isinstance(error, OSError):
             raise
-        print("qtool: interrupted", file=sys.stderr)
-        sys.exit(130)
-    except OSError as error:  # --help into a full disk
-        print(f"qtool: standard output: {error.strerror}", file=sys.stderr)
+        print(f"qtool: standard output: {error.strerror}", file=sys.stderr)  # --help, full disk
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is buffered cannot be written either
         sys.exit(1)
     finally:

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool import memory
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -25,9 +27,26 @@ def default_jobs() -> int:
     return os.cpu_count() or 1
 
 
+def started(jobs: int, name: str) -> ThreadPoolExecutor:
+    """That many threads. Raises MemoryError where there is none for them: later on one that finds
+    too little while it starts would be waited for without end."""
+    pool = ThreadPoolExecutor(jobs, name)
+    go = threading.Event()
+    try:
+        for _ in range(jobs):
+            memory.check(_THREAD)
+            pool.submit(go.wait)
+    finally:
+        go.set()
+    return pool
+
+
+_THREAD = 32 << 20  # bytes: most of it for the stack
+
+
 @cache
 def _threads(jobs: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(jobs, thread_name_prefix="qtool")
+    return started(jobs, "qtool")
 
 
 os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not live in a fork

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qtool import memory
 from qtool.errors import QtoolError
 
 Array = NDArray[Any]
@@ -41,6 +42,8 @@ class Session:
         try:
             import onnxruntime
         except ImportError as error:
+            if memory.caused(error):
+                raise MemoryError from error
             raise QtoolError(
                 "onnxruntime", f"is needed to run a model ({error})", "pip install 'qtool[runtime]'"
             ) from None

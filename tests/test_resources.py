@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx_models
 import pytest
+from command import PYTHON
 from fault_cases import CASES, Stage
 from faults import STEPS, Ended, Files, Warm, files
 from onnx import helper
@@ -171,8 +172,8 @@ def test_too_little_memory_is_one_line(name: str, warm: Warm, tmp_path: Path) ->
         made = onnx_models.model([node], tensors, inputs={"a": (None, 2048)})
         onnx_models.save(made, tmp_path / name)
     ended = []
-    for room in (-1 << 28, 0, 1 << 20, 3 << 20, 20 << 20, 1 << 30):
-        limits = {"RLIMIT_AS": room}
+    for room in (-256, 0, 20, 130, 131, 135, 140, 150, 170, 200, 260, 500, 600, 1024):
+        limits = {"RLIMIT_AS": room << 20}
         done = warm.run(*TIGHT[name], "-q", "--force", root=tmp_path, plain=True, limits=limits)
         ended.append(done.code)
         if done.code:
@@ -183,6 +184,34 @@ def test_too_little_memory_is_one_line(name: str, warm: Warm, tmp_path: Path) ->
     assert ended == sorted(ended, reverse=True)
     assert ended[-1] == 0
     assert name != "x.npz" or ended[0] == 1  # members are read whole
+
+
+ALLOWED = range(20_000, 260_000, 16_000)
+COMMANDS = [
+    ["quantize", "x.npy", "--dtype", "int4", "-o", "y.npz", "--force"],
+    ["inspect", "x.npy", "--stats"],
+    ["report", "r.json", "-o", "r.html", "--force"],
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_too_little_memory_to_begin_with(words: list[str], tmp_path: Path) -> None:
+    """What fails may be any import, in any words but ours."""
+    np.save(tmp_path / "x.npy", np.ones(64, np.float32))
+    made = ["dynamic", "x.npy", "-o", "z.npz", "--report", "r.json", "-q"]
+    subprocess.run([*PYTHON, *made], cwd=tmp_path, check=True)
+    program = [*PYTHON, *words]
+    for kilobytes in ALLOWED:
+        before = files(tmp_path)
+        limited = ["sh", "-c", f'ulimit -v {kilobytes}; exec "$@"', "sh", *program]
+        done = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True)
+        if done.returncode:
+            assert (done.returncode, done.stdout) == (1, "")
+            assert done.stderr in (
+                "qtool: out of memory: use a machine with more, or smaller tensors\n",
+                "OpenBLAS error: Memory allocation still failed after 10 retries, giving up.\n",
+            )
+            assert files(tmp_path) == before
 
 
 @pytest.mark.parametrize("name", ["quantize safetensors", "quantize onnx data", "quantize folder"])

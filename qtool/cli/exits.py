@@ -15,6 +15,7 @@ from io import TextIOWrapper, UnsupportedOperation
 
 import typer
 
+from qtool import memory
 from qtool.errors import GateError, QtoolError, SpecError, UsageError
 
 # The option that an argument is on the command line, where it is not --its-name.
@@ -70,10 +71,10 @@ def explained(error: QtoolError | MemoryError | OSError) -> tuple[list[str], int
             rest = f"and {more} more failures, which a report lists (--report FILE)"
             others[_LINES - 1 :] = [rest]
         return [_annotated.get()(line) for line in (_message(error), *others)], code
-    if isinstance(error, MemoryError):
-        return ["out of memory: use a machine with more, or smaller tensors"], 1
     if isinstance(error, UnsupportedOperation):  # see process()
         return ["standard output: is closed; redirect it to a file"], 1
+    if not isinstance(error, OSError) or memory.caused(error):
+        return [memory.MESSAGE], 1
     if error.errno == errno.ENOSPC and error.filename is None:  # files are OutputErrors
         return ["standard output: cannot be written: No space left on device; free some space"], 1
     where = f"{error.filename}: " if error.filename is not None else ""

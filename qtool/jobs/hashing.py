@@ -6,13 +6,14 @@ import hashlib
 import os
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from qtool.errors import FormatError
+from qtool.pool import started
 
 _PIECE = 1 << 20
 
@@ -39,7 +40,7 @@ class Sums:
         self._begun: dict[str, _Begun] = {}
         self._done: dict[str, Entry] = {}
         self._stop = threading.Event()
-        self._pool = ThreadPoolExecutor(1, "hashing") if wanted else None
+        self._pool = started(1, "hashing") if wanted else None
 
     def add(self, files: Mapping[str, Path]) -> None:
         """Begin with files, given by the names that the user calls them.

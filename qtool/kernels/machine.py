@@ -7,7 +7,6 @@ So the code of all kernels is kept as one object file, which LLVM's own loader t
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import stat
 import sys
@@ -25,6 +24,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from qtool import memory
 from qtool.errors import QtoolError
 from qtool.kernels.signatures import SIGNATURES
 
@@ -40,7 +40,7 @@ _unused = ctypes.create_string_buffer(8)
 _SCALARS = {"i": ctypes.c_int64, "d": ctypes.c_double}
 
 # LLVM ends the process where it finds no memory: bytes that it takes to load and to compile.
-_LOADING, _COMPILING = 16 << 20, 256 << 20
+_LOADING, _COMPILING = 16 << 20, 512 << 20
 
 # What compiled code may call: all that a processor without such instructions needs.
 _PLAIN = {"memcpy", "memset", "rint", "rintf", "sqrt"}
@@ -97,16 +97,8 @@ def is_kept() -> bool:
     return False
 
 
-def _check_room(nbytes: int) -> None:
-    """Raise MemoryError where the system has none."""
-    try:
-        mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
-    except OSError as error:
-        raise MemoryError from error
-
-
 def _functions(code: bytes) -> dict[str, Any]:
-    _check_room(_LOADING)
+    memory.check(_LOADING)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
@@ -204,7 +196,7 @@ def _compiled_code(note: Note | None) -> bytes:
     """The kernels as an object file, which is kept where a folder can be written."""
     if note is not None:
         note("compiling kernels, once for this machine...")
-    _check_room(_COMPILING)
+    memory.check(_COMPILING)
     if "numba" not in sys.modules and Path(_SETTINGS).exists():
         rule = "numba would take it for settings, and kernels are to be compiled"
         raise QtoolError(_SETTINGS, rule, "run qtool in another folder")

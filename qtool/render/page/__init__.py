@@ -34,7 +34,7 @@ def drawer(kind: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], bytes]
         try:
             with _without_settings():
                 importlib.import_module(library)
-        except ImportError as error:
+        except ModuleNotFoundError as error:
             raise QtoolError(
                 f".{kind}", f"needs {library}", f"install it: pip install {library}"
             ) from error
