@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from streaming import check_restored, check_same, values
 
 import qtool
-from qtool import engine, ops
+from qtool import engine, memory, ops
 from qtool.dtypes import DTYPES, TARGETS, resolve
 from qtool.engine import (
     can_stream,
@@ -33,7 +34,7 @@ from qtool.engine import (
 from qtool.errors import SpecError, TensorError
 from qtool.kernels.tensor import TileQuantizer, TileRestorer, grid
 from qtool.packing import pack as packing_pack
-from qtool.pool import in_order
+from qtool.pool import in_order, started
 from qtool.spec import (
     Blocked,
     Granularity,
@@ -381,6 +382,21 @@ def test_work_is_done_in_order_and_its_failure_is_the_first_one(jobs: int) -> No
     with pytest.raises(ValueError, match=r"^7$"):
         in_order(fail, range(100), jobs, done.append)
     assert done == list(range(7))
+
+
+def test_threads_that_find_too_little_memory_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = iter([False, False, True])
+    monkeypatch.setattr(memory, "is_short", lambda _: next(found))
+    before = threading.active_count()
+    with pytest.raises(MemoryError):
+        started(3, "short")
+    gc.collect()  # with their pool threads end that nobody can give work
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
 
 
 def test_no_thread_is_at_work_after_an_error_of_who_takes_the_results() -> None:

@@ -15,9 +15,10 @@ import qtool
 
 PACKAGE = Path(qtool.__file__).parent
 
-# room -> the rooms that it may import, besides itself and, but for the first three, COMMON
-COMMON = {"errors", "dtypes", "spec"}
+# room -> the rooms that it may import, besides itself and, but for the first four, COMMON
+COMMON = {"memory", "errors", "dtypes", "spec"}
 ROOMS: dict[str, set[str]] = {
+    "memory": set(),
     "errors": set(),
     "dtypes": {"errors"},
     "spec": {"errors", "dtypes"},
