@@ -183,12 +183,6 @@ def test_numbers_of_another_type_or_order_are_no_arguments() -> None:
             machine.address(wrong, "float32")
 
 
-def test_too_little_memory_is_an_error_and_no_end() -> None:
-    machine._check_room(1 << 20)
-    with pytest.raises(MemoryError):
-        machine._check_room(1 << 60)
-
-
 @pytest.mark.parametrize(
     ("name", "features", "found"),
     [

@@ -18,6 +18,8 @@ from faults import STEPS, Ended, Files, Warm, files
 from onnx import helper
 from safetensors.numpy import save_file
 
+from qtool import memory
+
 WRITING = (
     "create",
     "write",
@@ -184,6 +186,15 @@ def test_too_little_memory_is_one_line(name: str, warm: Warm, tmp_path: Path) ->
     assert ended == sorted(ended, reverse=True)
     assert ended[-1] == 0
     assert name != "x.npz" or ended[0] == 1  # members are read whole
+
+
+def test_memory_that_is_not_there() -> None:
+    memory.check(1 << 20)
+    with pytest.raises(MemoryError):
+        memory.check(1 << 60)
+    assert memory.caused(MemoryError())
+    assert not memory.caused(ValueError())
+    assert not memory.caused(OSError(errno.ENOSPC, "full"))
 
 
 ALLOWED = range(20_000, 260_000, 16_000)
