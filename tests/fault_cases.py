@@ -44,6 +44,11 @@ class Case:
         return [*self.args, "-o", self.dst, *jobs, "--force", "-q"]
 
     @property
+    def unforced(self) -> list[str | Path]:
+        """The command line that replaces nothing."""
+        return [word for word in self.command if word != "--force"]
+
+    @property
     def earlier(self) -> list[str | Path]:
         """The command line that makes another dst."""
         return [*self.command, *self.old]

@@ -91,7 +91,7 @@ def kind(fault: Mapping[str, Any]) -> str:
     if "errno" in fault:
         return os.strerror(fault["errno"])
     if "change" in fault:
-        return f"source {fault['change'][0]}"
+        return f"file {fault['change'][0]}"
     return "pause"
 
 

@@ -159,6 +159,8 @@ class Faults:
     def change(self, how: str, name: str) -> None:
         """What another program does with a file."""
         path = os.path.join(self.root, name)
+        if how == "made":
+            return self.make(path)
         size = os.stat(path).st_size
         if how == "cut":
             return os.truncate(path, size // 2)
@@ -172,6 +174,14 @@ class Faults:
             self.real["rename"](f"{path}.new", path)
         self.real["pwrite"](descriptor, data, 0)
         return os.close(descriptor)
+
+    def make(self, path: str) -> None:
+        """A file where there is none, or, of a name without suffix, a folder with a file."""
+        with contextlib.suppress(FileExistsError):
+            if not os.path.splitext(path)[1]:
+                self.real["mkdir"](path)
+                path = os.path.join(path, "theirs")
+            os.close(self.real["open"](path, os.O_CREAT | os.O_EXCL))
 
     def say(self, what: dict[str, Any]) -> None:
         self.real["write"](self.log, json.dumps(what).encode() + b"\n")

@@ -44,21 +44,26 @@ _REMEDIES = {
 
 
 @contextmanager
-def replacing(dst: Path, named: Callable[[], Path] | None = None) -> Iterator[Path]:
+def replacing(
+    dst: Path, named: Callable[[], Path] | None = None, *, force: bool = True
+) -> Iterator[Path]:
     """A temporary file beside dst, to be written in place, that becomes dst on success.
 
     named: asked once it is written for the path, in the same folder, that it becomes instead.
+    force: replace what is there by then.
 
     On success it is flushed to the disk and renamed, with the permissions of the file that it
     replaces or else those of any new file; after an exception it is removed and dst is as it
     was. The temporary file is locked by its owner; those that a killed process left behind
     for the same dst are removed first. A symbolic link stays and what it points to is replaced.
 
-    Raises OutputError where dst is no regular file or cannot be written; and, dst being new
-    already, where its folder cannot be flushed.
+    Raises OutputError where dst is no regular file, exists although force is False, or cannot be
+    written; and, dst being new already, where its folder cannot be flushed.
     """
     with explained(dst):
         old = None if named else _existing(dst)
+        if old is not None and not force:
+            raise exists_already(dst)
         target = Path(os.path.realpath(dst))
         _remove_leftovers(target)
     temporary = target.with_name(_prefix(target) + os.urandom(8).hex())
@@ -76,7 +81,10 @@ def replacing(dst: Path, named: Callable[[], Path] | None = None) -> Iterator[Pa
             if old is not None:
                 _take_over(old, descriptor)
             os.fsync(descriptor)
-            os.replace(temporary, target)
+            if force:
+                os.replace(temporary, target)
+            else:
+                _add(temporary, target, dst)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -120,7 +128,12 @@ def check_target(dst: Path, source: Path, *, force: bool) -> None:
     if source.exists() and os.path.samestat(old, source.stat()):
         raise OutputError(str(dst), f"is the source, {source}", "choose another name")
     if not force:
-        raise OutputError(str(dst), "exists already", "choose another name or --force")
+        raise exists_already(dst)
+
+
+def exists_already(dst: Path) -> OutputError:
+    """The error about a dst that must not be replaced."""
+    return OutputError(str(dst), "exists already", "choose another name or --force")
 
 
 def check_folder(dst: Path, folder: Path) -> None:
@@ -224,6 +237,18 @@ def _create(path: Path, mode: int) -> int:
         if os.fstat(descriptor).st_nlink:
             return descriptor
         os.close(descriptor)
+
+
+def _add(temporary: Path, target: Path, dst: Path) -> None:
+    """Let the temporary file become target, which dst names, where there is none."""
+    try:
+        os.link(temporary, target)
+    except OSError as error:
+        if os.path.lexists(target):
+            raise exists_already(dst) from error
+        os.replace(temporary, target)  # a file system without hard links
+    else:
+        temporary.unlink()
 
 
 def _take_over(old: os.stat_result, descriptor: int) -> None:

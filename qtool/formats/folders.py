@@ -78,13 +78,16 @@ class Partial:
         for folder in (self._building, self.records):
             folder.mkdir(exist_ok=True)
 
-    def publish(self) -> None:
-        """Let the finished folder become the target, in place of one that is there."""
+    def publish(self, *, force: bool) -> None:
+        """Let the finished folder become the target, with force in place of what is there.
+
+        Raises OutputError where something is there although force is False.
+        """
         _sync(self._building)
         try:
-            if os.path.lexists(self.target):
+            if force and os.path.lexists(self.target):
                 os.rename(self.target, self.path / _OLD)
-            os.rename(self._building, self.target)
+            self._add()
         except BaseException:
             self._put_back()
             raise
@@ -103,6 +106,17 @@ class Partial:
     @property
     def _rubbish(self) -> str:
         return f".{self.path.name}.qtool-"
+
+    def _add(self) -> None:
+        """Let the finished folder become the target where there is none."""
+        try:
+            if os.path.lexists(self.target):  # renaming would replace an empty folder
+                raise files.exists_already(self.dst)
+            os.rename(self._building, self.target)
+        except OSError as error:
+            if os.path.lexists(self.target):
+                raise files.exists_already(self.dst) from error
+            raise
 
     def _put_back(self) -> None:
         """Restore the target that is to be replaced where nothing has taken its place."""
@@ -137,7 +151,7 @@ def check_target(dst: Path, source: Path, *, force: bool) -> None:
     if not target.is_dir():
         raise OutputError(str(dst), "is no folder, a checkpoint is one", "choose another name")
     if not force:
-        raise OutputError(str(dst), "exists already", "choose another name or --force")
+        raise files.exists_already(dst)
     found = set(os.listdir(target))
     if found and not (CONFIG in found and found & {SINGLE, INDEX}):
         raise OutputError(

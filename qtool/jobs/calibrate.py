@@ -79,7 +79,7 @@ def calibrate_files(
         tensors, skipped = _tensors(sources, recipe, spec, raw)
         job = _Job(spec, progress or Silent(), jobs or engine.default_jobs())
         with streams.placed(name, "scales.safetensors") as path:
-            job.write(path, tensors)
+            job.write(path, tensors, force=force)
             written = streams.written(path, name, container)
     return {
         "command": "calibrate",
@@ -160,8 +160,11 @@ class _Job:
         self._jobs = jobs
         self.records: list[dict[str, Any]] = []
 
-    def write(self, path: Path, tensors: Sequence[Batches]) -> None:
-        """Write the scales and zero points of tensors to path, whole or not at all."""
+    def write(self, path: Path, tensors: Sequence[Batches], *, force: bool) -> None:
+        """Write the scales and zero points of tensors to path, whole or not at all.
+
+        force: replace what is there by then.
+        """
         self._progress.begin(len(tensors), sum(tensor.nbytes for tensor in tensors))
         parts: dict[str, Array] = {}
         for tensor in tensors:
@@ -178,7 +181,7 @@ class _Job:
             self._progress.finish(tensor.name)
         entries = [Entry(name, resolve(array.dtype), array.shape) for name, array in parts.items()]
         with (
-            files.replacing(path) as temporary,
+            files.replacing(path, force=force) as temporary,
             streams.named(temporary, str(path)),
             formats.sink("safetensors", temporary, entries, {}) as sink,
         ):

@@ -76,7 +76,7 @@ def capture_file(
             source, operands, samples, batch, jobs or engine.default_jobs(), progress or Silent()
         )
         with streams.placed(name, f"{source.path.stem}.{container}") as path:
-            job.write(path, container, kind)
+            job.write(path, container, kind, force=force)
             written = streams.written(path, name, container)
         return {
             "command": "capture",
@@ -139,13 +139,14 @@ class _Job:
         self.rows: dict[str, int] = {}
         self.runs = 0
 
-    def write(self, path: Path, container: str, kind: str) -> None:
-        """Write the file at path, whole or not at all."""
+    def write(self, path: Path, container: str, kind: str, *, force: bool) -> None:
+        """Write the file at path, whole or not at all. force: replace what is there by then."""
         nbytes = 0
         for file in self._files:
             with streams.opened(file) as source:
                 nbytes += source.nbytes
-        with files.replacing(path) as temporary, streams.named(temporary, str(path)):
+        landing = files.replacing(path, force=force)
+        with landing as temporary, streams.named(temporary, str(path)):
             if kind == "activations":
                 self._progress.begin(len(self._operands), nbytes)
                 self._write_rows(temporary, container)

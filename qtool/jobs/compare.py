@@ -107,7 +107,7 @@ def compare_file(
             "warnings": sweep.warnings(trials, outcomes),
         }
     if csv is not None:
-        with files.replacing(Path(csv)) as temporary:
+        with files.replacing(Path(csv), force=force) as temporary:
             temporary.write_bytes(table.to_csv(result).encode("utf-8", "backslashreplace"))
     return result
 

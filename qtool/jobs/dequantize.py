@@ -96,7 +96,8 @@ def dequantize_file(
         _check_usage(source, name, container, parameters, external_data=external_data)
         streams.check_target(streams.source_files(src, source), name, force=force)
         with streams.placed(name, f"{source.path.stem}.{container}") as path:
-            job = _Job(source, output, progress or Silent(), jobs or engine.default_jobs())
+            threads = jobs or engine.default_jobs()
+            job = _Job(source, output, progress or Silent(), threads, force=force)
             if container == "npy":
                 done = job.write_codes(path, *_given_codes(*parameters))
             elif container == "onnx":
@@ -151,7 +152,7 @@ def check_quantized(source: Source) -> None:
 
 def write(source: Source, output: DType, path: Path, jobs: int, progress: Progress) -> list[Done]:
     """Write one .safetensors file with its tensors dequantized, whichever are quantized."""
-    return _Job(source, output, progress, jobs).write_native(path)
+    return _Job(source, output, progress, jobs, force=True).write_native(path)
 
 
 def _given_codes(
@@ -182,13 +183,19 @@ def described(done: Sequence[Done], output: DType) -> list[dict[str, Any]]:
 
 
 class _Job:
-    """Dequantizes what a source holds and writes the file."""
+    """Dequantizes what a source holds and writes the file.
 
-    def __init__(self, source: Source, output: DType, progress: Progress, jobs: int) -> None:
+    force: replace what is there by then.
+    """
+
+    def __init__(
+        self, source: Source, output: DType, progress: Progress, jobs: int, *, force: bool
+    ) -> None:
         self._source = source
         self._output = output
         self._progress = progress
         self._jobs = jobs
+        self._force = force
         self._kernels_pay = False
 
     def write_codes(self, path: Path, given: Given, granularity: Granularity) -> list[Done]:
@@ -215,7 +222,7 @@ class _Job:
         entry = Entry(info.name, self._output, info.shape)
         self._begin([(info.dtype, info.shape)])
         with (
-            files.replacing(path) as temporary,
+            files.replacing(path, force=self._force) as temporary,
             sink("npy", temporary, [entry], {}) as writer,
             self._source.reading(info.name) as read,
             writer.writing(info.name) as write,
@@ -234,7 +241,7 @@ class _Job:
         entries = [Entry(info.name, info.dtype, info.shape) for info in infos]
         self._begin([(stored.dtype, stored.shape) for stored in tensors.values()])
         with (
-            files.replacing(path) as temporary,
+            files.replacing(path, force=self._force) as temporary,
             sink(self._source.container, temporary, entries, readable.metadata) as writer,
         ):
             for info in infos:
@@ -257,7 +264,7 @@ class _Job:
                 "give a file that `qtool quantize` wrote",
             )
         self._begin([(folded.dtype, folded.shape) for folded in model.folded])
-        model.write(path, external_data=external_data, restore=self._restore)
+        model.write(path, external_data=external_data, restore=self._restore, force=self._force)
         return [(folded.name, folded.shape, folded.dtype) for folded in model.folded]
 
     def _begin(self, tensors: Sequence[tuple[DType, Shape]]) -> None:

@@ -71,7 +71,9 @@ def dequantize_folder(
         result = bound(_result, started=started)
         with folder.building(partial, run, division):
             records = folder.build(run, works, partial, division, jobs, progress or Silent())
-            return folder.conclude(run, source, partial, records, result, None, Sums(wanted=False))
+            return folder.conclude(
+                run, source, partial, records, result, None, Sums(wanted=False), force=force
+            )
 
 
 def _sizes(source: CheckpointSource, output: DType) -> list[tuple[str, tuple[int, int]]]:

@@ -66,7 +66,9 @@ def finish_folder(
             streams.check_report(report_path, [source.path, partial.dst], force=force)
             records = _records(run, source, partial, jobs or engine.default_jobs())
             result = bound(report_of, started=started, judged=terms.judged)
-            return folder.conclude(run, source, partial, records, result, report_path, sums)
+            return folder.conclude(
+                run, source, partial, records, result, report_path, sums, force=force
+            )
 
 
 def _records(run: Run, source: CheckpointSource, partial: Partial, jobs: int) -> list[Record]:

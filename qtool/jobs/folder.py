@@ -183,9 +183,11 @@ def conclude(
     result: Result,
     report: Path | None,
     sums: Sums,
+    *,
+    force: bool,
 ) -> dict[str, Any]:
-    """Complete the folder, let it appear, and write the report. sums: of
-    the source's files that are no shards.
+    """Complete the folder, let it appear, with force in place of another, and write the report.
+    sums: of the source's files that are no shards.
 
     Raises GateError where the result fails; the shards are kept then, the report is written.
     """
@@ -199,7 +201,7 @@ def conclude(
     if run.hashes:
         made["output"]["files"] = folder_files.of_output(records, partial)
     if not partial.is_published:
-        partial.publish()
+        partial.publish(force=force)
     streams.write_report(made, report)
     partial.discard()
     return made

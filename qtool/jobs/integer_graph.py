@@ -57,6 +57,7 @@ class IntegerGraph:
         path: Path,
         *,
         external_data: bool,
+        force: bool,
         provenance: Provenance | None,
     ) -> Output:
         """Writes the model to path."""
@@ -70,7 +71,7 @@ class IntegerGraph:
             if planned.spec is not None and isinstance(product, Product):
                 weights[planned.info.name] = IntegerWeight(product, planned.spec)
         return OnnxDynamic(
-            source, weights, path, external_data=external_data, provenance=provenance
+            source, weights, path, external_data=external_data, force=force, provenance=provenance
         )
 
 

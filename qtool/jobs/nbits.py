@@ -51,6 +51,7 @@ class NBits:
         path: Path,
         *,
         external_data: bool,
+        force: bool,
         provenance: Provenance | None,
     ) -> Output:
         """Writes the model to path."""
@@ -63,5 +64,5 @@ class NBits:
             if p.spec is not None and p.stored is not None
         }
         return OnnxMatMulNBits(
-            source, weights, path, external_data=external_data, provenance=provenance
+            source, weights, path, external_data=external_data, force=force, provenance=provenance
         )

@@ -73,7 +73,10 @@ def write_page(
         if kind in DRAWN:
             drawn = pictures(report, folder, original, quantized, progress or Silent())
         document = draw(report, drawn)
-        with streams.placed(name, f"report.{kind}") as written, files.replacing(written) as file:
+        with (
+            streams.placed(name, f"report.{kind}") as written,
+            files.replacing(written, force=force) as file,
+        ):
             file.write_bytes(document)
         return {
             "output": {"name": name, "bytes": len(document)},

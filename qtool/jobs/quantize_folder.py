@@ -82,7 +82,9 @@ def quantize_folder(command: Command) -> Report:
                 made = folder.described(run, partial.path, records, result)
                 terms.check(made, None)
                 return made
-            return folder.conclude(run, source, partial, records, result, places.report, sums)
+            return folder.conclude(
+                run, source, partial, records, result, places.report, sums, force=command.force
+            )
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class QuantizeShard:
         own = set(fusing.fused(global_scale)) - set(self.absmax)
         absmax = fusing.shared(self.largest(source, own, jobs)) | self.absmax
         job = self._job(source, jobs, progress, absmax)
-        job.write(target, "safetensors", external_data=False)
+        job.write(target, "safetensors", external_data=False, force=True)
         return {
             "tensors": [record | {"stats": stats.to_json()} for record, stats in job.records],
             "skipped": [[p.info.name, p.reason] for p in self.plan if p.reason is not None],

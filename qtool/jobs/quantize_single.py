@@ -48,7 +48,13 @@ def quantize_single(command: Command) -> Report:
             return made
         with streams.placed(places.name, f"{source.path.stem}.{places.container}") as path:
             accept = work.accept if command.terms.asked or command.hashes else None
-            work.job.write(path, places.container, external_data=external_data, accept=accept)
+            work.job.write(
+                path,
+                places.container,
+                external_data=external_data,
+                force=command.force,
+                accept=accept,
+            )
             output = streams.written(path, places.name, places.container)
             names = streams.output_names(path, output)
             made = work.judged(output, hashing.of_files(names, wanted=command.hashes))

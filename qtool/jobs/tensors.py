@@ -67,9 +67,10 @@ class OnnxLayout(Protocol):
         path: Path,
         *,
         external_data: bool,
+        force: bool,
         provenance: Provenance | None,
     ) -> Output:
-        """Writes the model to path."""
+        """Writes the model to path; see formats.onnx.writer."""
         ...
 
 
@@ -130,20 +131,22 @@ class Job:
         container: str,
         *,
         external_data: bool,
+        force: bool,
         accept: Callable[[int], None] | None = None,
     ) -> None:
         """Write the output to path, whole or not at all.
 
-        accept: asked, with the bytes of the output, before it appears under its name; what it
-        raises leaves the path as it was.
+        force: replace what is there by then. accept: asked, with the bytes of the output, before
+        it appears under its name; what it raises leaves the path as it was.
         """
         if container == "onnx":
-            with self._onnx_writer(path, external_data=external_data) as model:
+            with self._onnx_writer(path, external_data=external_data, force=force) as model:
                 self._quantize_into(model)
                 if accept is not None:
                     accept(model.nbytes)
             return
-        with files.replacing(path) as temporary, streams.named(temporary, str(path)):
+        landing = files.replacing(path, force=force)
+        with landing as temporary, streams.named(temporary, str(path)):
             with self._writer(temporary, container) as writer:
                 self._quantize_into(writer)
                 writer.copy_rest()
@@ -190,12 +193,13 @@ class Job:
                 "quantize all that is, or dequantize the file first",
             )
 
-    def _onnx_writer(self, path: Path, *, external_data: bool) -> Output:
+    def _onnx_writer(self, path: Path, *, external_data: bool, force: bool = True) -> Output:
         source = cast("OnnxSource", self._source)
         if self._graph is not None:
             return self._graph.writer(
-                source, self._plan, path, external_data=external_data, provenance=self._provenance
-            )
+                source, self._plan, path, external_data=external_data, force=force,
+                provenance=self._provenance,
+            )  # fmt: skip
         from qtool.layouts.onnx_qdq import OnnxQdq
         from qtool.layouts.onnx_weight import Weight
 
@@ -205,8 +209,9 @@ class Job:
             if p.spec is not None and p.stored is not None
         }
         return OnnxQdq(
-            source, weights, path, external_data=external_data, provenance=self._provenance
-        )
+            source, weights, path, external_data=external_data, force=force,
+            provenance=self._provenance,
+        )  # fmt: skip
 
     def absmax(self, names: Collection[str]) -> dict[str, float]:
         """The largest magnitude of each of those tensors that are quantized."""

@@ -108,14 +108,16 @@ class OnnxDequantized:
         made = self._made.keys() | self._nbits.tensors.keys()
         self.rest = listing(self._model, source.path).tensors.keys() - made
 
-    def write(self, path: Path, *, external_data: bool, restore: Restore) -> None:
-        """Write the model, once; see ModelWriter for external_data and errors.
+    def write(
+        self, path: Path, *, external_data: bool, restore: Restore, force: bool = True
+    ) -> None:
+        """Write the model, once; see ModelWriter for external_data, force and errors.
 
         restore: stores the values of the codes of a tensor, given its name.
         """
         made = {name: tensor for name, (tensor, _) in self._made.items()} | self._nbits.tensors
         with ModelWriter(
-            path, self._model, made, source=self._source, external_data=external_data
+            path, self._model, made, source=self._source, external_data=external_data, force=force
         ) as writer:
             memory = Memory(path.resolve().parent)
             for name in made:

@@ -97,6 +97,7 @@ class OnnxDynamic(Wrapper[ModelWriter]):
         path: Path,
         *,
         external_data: bool,
+        force: bool = True,
         provenance: Provenance | None = None,
     ) -> None:
         self._source = source
@@ -117,7 +118,7 @@ class OnnxDynamic(Wrapper[ModelWriter]):
         names = {name for parts in self._parts.values() for name in parts.names}
         made = editing.held(found, names)
         self._file = ModelWriter(
-            path, self._model, made, source=source, external_data=external_data
+            path, self._model, made, source=source, external_data=external_data, force=force
         )
 
     @property

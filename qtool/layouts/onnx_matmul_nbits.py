@@ -49,6 +49,7 @@ class OnnxMatMulNBits(Wrapper[ModelWriter]):
         path: Path,
         *,
         external_data: bool,
+        force: bool = True,
         provenance: Provenance | None = None,
     ) -> None:
         self._source = source
@@ -60,7 +61,7 @@ class OnnxMatMulNBits(Wrapper[ModelWriter]):
         self._parts: dict[str, dict[Form, list[str]]] = {}  # of each storage
         made = self._replace(weights) if weights else {}
         self._file = ModelWriter(
-            path, self._model, made, source=source, external_data=external_data
+            path, self._model, made, source=source, external_data=external_data, force=force
         )
 
     @property

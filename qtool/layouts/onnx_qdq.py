@@ -34,8 +34,8 @@ from qtool.tensor import QuantizedTensor, Target
 class OnnxQdq(Wrapper[ModelWriter]):
     """The quantized copy of a model at path: planned from headers, filled weight by weight.
 
-    weights: what those named so in source.infos() are quantized to. external_data: see
-    ModelWriter. provenance: for the model's metadata. Leaving it completes the file.
+    weights: what those named so in source.infos() are quantized to. external_data, force:
+    see ModelWriter. provenance: for the model's metadata. Leaving it completes the file.
 
     Raises SpecError for a scale type that DequantizeLinear does not take, FormatError where the
     model cannot be converted to the opset that the types need, OutputError as ModelWriter.
@@ -48,6 +48,7 @@ class OnnxQdq(Wrapper[ModelWriter]):
         path: Path,
         *,
         external_data: bool,
+        force: bool = True,
         provenance: Provenance | None = None,
     ) -> None:
         self._source = source
@@ -63,7 +64,7 @@ class OnnxQdq(Wrapper[ModelWriter]):
         self._parts: dict[str, dict[str, str]] = {}  # by label, then role
         made = self._replace(weights)
         self._file = ModelWriter(
-            path, self._model, made, source=source, external_data=external_data
+            path, self._model, made, source=source, external_data=external_data, force=force
         )
 
     @property

@@ -56,10 +56,10 @@ class ModelWriter:
     made: initializers and tensors of Constant nodes that hold no values: writing() takes them,
     under these names.
     external_data: put them, and other initializers, into a data file where they take 1 KiB and
-    more, as is done anyway above 1 GiB.
+    more, as is done anyway above 1 GiB. force: replace a model that is there in the end.
 
-    Raises OutputError where a file cannot be written or would replace the source's, or values
-    have not been stored. Leaving it completes the model.
+    Raises OutputError where a file cannot be written or would replace the source's, the model
+    exists although force is False, or values have not been stored. Leaving it completes the model.
     """
 
     def __init__(
@@ -70,11 +70,13 @@ class ModelWriter:
         *,
         source: OnnxSource,
         external_data: bool,
+        force: bool,
     ) -> None:
         # The data lands beside the model, not beside a link to it.
         self._path = path = path.resolve() if path.is_symlink() else path
         self._model = model
         self._source = source
+        self._force = force
         self._missing = dict(made)
         self._data_path = path.with_name(f"{data_stem(path)}.data")  # until its content is known
         inside = _inside(model, source, made.values())
@@ -105,14 +107,13 @@ class ModelWriter:
         self._numbers = {name: number for number, name in enumerate(self._placed)}
         self._file: DataFile | MessageFile
         with ExitStack() as stack:
+            temporary = stack.enter_context(replacing(self._path, force=self._force))
             if self._has_data:
-                model = stack.enter_context(replacing(self._path))
-                stack.enter_context(self._writing_model(model))
+                stack.enter_context(self._writing_model(temporary))
                 landing = replacing(self._data_path, lambda: self._data_path)
                 self._file = DataFile(stack.enter_context(landing), self._sizes)
             else:
                 self._place(OWN, range(len(self._sizes)))
-                temporary = stack.enter_context(replacing(self._path))
                 self._file = MessageFile(temporary, self._model)
             stack.enter_context(self._file)
             self._open = stack.pop_all()
