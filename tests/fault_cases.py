@@ -53,6 +53,10 @@ class Case:
         """The command line that makes another dst."""
         return [*self.command, *self.old]
 
+    @property
+    def is_folder(self) -> bool:
+        return "." not in self.dst
+
     def parts(self, found: Files) -> Files:
         """Those of the files that belong to dst: it, what is in it, or its data."""
         stem = self.dst.removesuffix(".onnx")

@@ -39,10 +39,11 @@ def test_a_killed_command_leaves_the_old_or_the_new_and_the_next_one_succeeds(
 ) -> None:
     case, before = stage.case, stage.old if old else stage.sources
     verified(stage.root / case.dst)
-    resume = ["--resume"] if "/" in "".join(case.parts(stage.new)) else []
+    resume = ["--resume"] if case.is_folder else []
+    command = case.command if old else case.unforced
     for point in range(offset(stage, step, old), 10_000, step):
         stage.reset(before)
-        done = stage.warm.run(*case.command, root=stage.root, at=point, signal=signal.SIGKILL)
+        done = stage.warm.run(*command, root=stage.root, at=point, signal=signal.SIGKILL)
         if done.hit is None:
             assert (done.code, done.errors) == (0, "")
             break
@@ -85,9 +86,10 @@ def test_a_command_that_is_told_to_end_leaves_nothing_behind(
     old: bool, number: signal.Signals, step: int, stage: Stage
 ) -> None:
     case, before = stage.case, stage.old if old else stage.sources
+    command = case.command if old else case.unforced
     for point in range(offset(stage, step, old) + number // 2, 10_000, step):
         stage.reset(before)
-        done = stage.warm.run(*case.command, root=stage.root, at=point, signal=number)
+        done = stage.warm.run(*command, root=stage.root, at=point, signal=number)
         if done.hit is None:
             assert (done.code, done.errors) == (0, "")
             break
@@ -99,10 +101,14 @@ def test_a_command_that_is_told_to_end_leaves_nothing_behind(
     assert point > 5 or step > 1
 
 
-def test_all_is_flushed_before_it_gets_its_name_and_the_folder_after_it(stage: Stage) -> None:
+@pytest.mark.parametrize("old", [False, True], ids=["new", "replaced"])
+def test_all_is_flushed_before_it_gets_its_name_and_the_folder_after_it(
+    old: bool, stage: Stage
+) -> None:
     """What a power cut would lose: unflushed content, and names in unflushed folders."""
-    stage.reset(stage.old)
-    done = stage.warm.run(*stage.case.command, root=stage.root)
+    stage.reset(stage.old if old else stage.sources)
+    command = stage.case.command if old else stage.case.unforced
+    done = stage.warm.run(*command, root=stage.root)
     content: set[Path] = set()  # files and folders that were changed and not flushed since
     names: set[Path] = set()  # folders in which something got its name, not flushed since
     renamed: list[Path] = []
@@ -118,7 +124,7 @@ def test_all_is_flushed_before_it_gets_its_name_and_the_folder_after_it(stage: S
                 content.add(path.parent)
                 if call["call"] == "unlink" and ".qtool-" not in str(path):
                     assert not names, f"{path} is removed before what replaces it is safe"
-            case "rename" | "replace":
+            case "link" | "rename" | "replace":
                 [target] = more
                 if ".qtool-" in target.name:  # it is removed
                     assert not names, f"{path} is removed before what replaces it is safe"
@@ -182,10 +188,9 @@ def test_a_resumed_command_that_is_killed_is_resumed(step: int, stage: Stage) ->
 @STEPS
 @pytest.mark.parametrize("stage", ["quantize folder"], indirect=True)
 def test_a_finish_that_is_killed_is_done_again(step: int, stage: Stage) -> None:
-    slices = [word for word in stage.case.command if word != "--force"]
     stage.reset(stage.sources)
     for each in ("1/2", "2/2"):
-        done = stage.warm.run(*slices, "--shards", each, root=stage.root)
+        done = stage.warm.run(*stage.case.unforced, "--shards", each, root=stage.root)
         assert done.code == 0, done
     before = files(stage.root)
     for point in range(0, 10_000, step):

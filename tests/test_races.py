@@ -1,12 +1,15 @@
-"""Two commands that make one file, or folder, at the same time: one wins whole."""
+"""Two commands that make one file, or folder, at the same time: one wins whole. Without --force
+nothing is replaced that appears meanwhile."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from fault_cases import CASES, Stage
-from faults import STEPS, Warm, files
+from faults import STEPS, Files, Warm, files
 
 NAMES = [
     "quantize npy",
@@ -31,6 +34,10 @@ def stage(request: pytest.FixtureRequest, warm: Warm) -> Iterator[Stage]:
     made = Stage(CASES[request.param], warm)
     yield made
     made.remove()
+
+
+def taken(stage: Stage) -> str:
+    return f"qtool: {stage.case.dst}: exists already; choose another name or --force\n"
 
 
 def points(stage: Stage) -> tuple[int, int]:
@@ -88,3 +95,79 @@ def test_one_folder_wins_and_the_other_command_is_told(step: int, stage: Stage) 
             told += 1
         check_won(stage, first, other)
     assert told > count // step // 6
+
+
+@STEPS
+@pytest.mark.parametrize("stage", sorted({*NAMES} - {"quantize npz"}), indirect=True)
+def test_without_force_one_file_wins_and_the_other_command_is_told(step: int, stage: Stage) -> None:
+    case = stage.case
+    commands = [case.unforced, [*case.unforced, *case.old]]
+    stage.reset(stage.sources)
+    count = len(stage.warm.run(*commands[0], root=stage.root).calls)
+    stops = [(first, second) for first in range(count) for second in (None, 5, 20, 35)]
+    for first, second in stops[::step]:
+        stage.reset(stage.sources)
+        faults = [{"at": first, "pause": True}, {"at": second, "pause": second is not None}]
+        done = stage.warm.together(*commands, root=stage.root, faults=faults)
+        said = sorted((one.code, one.errors) for one in done)
+        assert said == [(0, ""), (1, taken(stage))], (first, second)
+        won = stage.old if done[1].code == 0 else stage.new
+        found = files(stage.root)
+        assert found.keys() == stage.sources.keys() | case.parts(won) | {*case.beside}
+        assert stage.stable(found) == stage.sources | case.parts(won), (first, second)
+
+
+def landing(stage: Stage, calls: list[dict[str, Any]]) -> int:
+    """The point at which the target gets its name."""
+    dst = str(stage.root / stage.case.dst)
+    return max(
+        number
+        for number, call in enumerate(calls)
+        if call["call"] in ("link", "rename") and call["paths"][1] == dst
+    )
+
+
+@STEPS
+@pytest.mark.parametrize("stage", CASES, indirect=True)
+def test_what_appears_before_the_end_is_kept_without_force(step: int, stage: Stage) -> None:
+    case = stage.case
+    stage.reset(stage.sources)
+    lands = landing(stage, stage.warm.run(*case.unforced, root=stage.root).calls)
+    for point in {*range(0, lands, step), lands, lands + 1}:
+        stage.reset(stage.sources)
+        change = ["made", case.dst]
+        done = stage.warm.run(*case.unforced, root=stage.root, at=point, change=change)
+        found = files(stage.root)
+        if point > lands:
+            assert (done.code, done.errors) == (0, ""), point
+            assert stage.stable(found) == stage.stable(stage.new)
+            continue
+        assert (done.code, done.errors) == (1, taken(stage)), point
+        theirs = f"{case.dst}/theirs" if case.is_folder else case.dst
+        assert found.pop(theirs) == b"", point
+        check_left(stage, found)
+        if case.is_folder and f"{case.dst}.partial/run.json" in found:
+            (stage.root / theirs).unlink()
+            (stage.root / case.dst).rmdir()
+            done = stage.warm.run(*case.unforced, "--resume", root=stage.root)
+            assert (done.code, done.errors) == (0, ""), point
+            assert stage.stable(files(stage.root)) == stage.stable(stage.new)
+
+
+def check_left(stage: Stage, found: Files) -> None:
+    """Nothing but the sources, a recipe, and shards to go on with."""
+    rest = found.keys() - stage.sources.keys()
+    assert {name: found.get(name) for name in stage.sources} == stage.sources
+    assert not [name for name in rest if ".qtool-" in name or ".report.json" in name]
+    shards = f"{stage.case.dst}.partial/"
+    assert not [name for name in rest - {*stage.case.beside} if not name.startswith(shards)]
+
+
+@pytest.mark.parametrize("stage", CASES, indirect=True)
+def test_a_file_system_without_hard_links_will_do(stage: Stage) -> None:
+    stage.reset(stage.sources)
+    fault = {"calls": ["link"], "at": 0, "errno": errno.EPERM}
+    done = stage.warm.run(*stage.case.unforced, root=stage.root, **fault)
+    assert (done.code, done.errors) == (0, "")
+    assert (done.hit == "link") != stage.case.is_folder
+    assert stage.stable(files(stage.root)) == stage.stable(stage.new)
