@@ -372,6 +372,69 @@ def test_what_a_running_process_writes_is_kept_and_the_last_one_wins(tmp_path: P
     assert listing(tmp_path) == ["out.bin"]
 
 
+def test_what_is_left_between_link_and_unlink_is_removed_and_the_target_stays(
+    tmp_path: Path,
+) -> None:
+    dst = tmp_path / "out.bin"
+    code = """
+        os.unlink = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        with replacing(Path(sys.argv[1]), force=False) as temporary:
+            temporary.write_bytes(b"whole")
+    """
+    with start(code, dst) as process:
+        process.wait(timeout=60)
+    [leftover, name] = listing(tmp_path)
+    assert name == "out.bin"
+    assert dst.samefile(tmp_path / leftover)
+    with pytest.raises(KeyboardInterrupt), replacing(dst) as temporary:
+        fail_halfway(temporary, KeyboardInterrupt())
+    assert listing(tmp_path) == ["out.bin"]
+    assert dst.read_bytes() == b"whole"
+    assert dst.stat().st_nlink == 1
+
+
+def unlinked(*_: Path) -> None:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+APPEARING: dict[str, Callable[[Path], object]] = {
+    "file": lambda dst: dst.write_bytes(b"theirs"),
+    "dangling": lambda dst: dst.symlink_to("nowhere"),
+    "folder": lambda dst: dst.mkdir(),
+}
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+@pytest.mark.parametrize("kind", APPEARING)
+def test_what_appears_meanwhile_stays_without_force(
+    kind: str, links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not links:
+        monkeypatch.setattr(os, "link", unlinked)
+    dst = tmp_path / "out.bin"
+    message = r"out\.bin: exists already; choose another name or --force"
+    with pytest.raises(OutputError, match=message), replacing(dst, force=False):
+        APPEARING[kind](dst)
+    assert listing(tmp_path) == ["out.bin"]
+    assert (dst.is_file(), dst.is_symlink(), dst.is_dir()) == tuple(k == kind for k in APPEARING)
+    assert kind != "file" or dst.read_bytes() == b"theirs"
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+def test_a_new_file_where_nothing_may_be_replaced(
+    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not links:
+        monkeypatch.setattr(os, "link", unlinked)
+    (tmp_path / "link.bin").symlink_to("real.bin")
+    with replacing(tmp_path / "link.bin", force=False) as temporary:
+        temporary.write_bytes(b"new")
+    assert listing(tmp_path) == ["link.bin", "real.bin"]
+    assert (tmp_path / "link.bin").is_symlink()
+    assert (tmp_path / "real.bin").read_bytes() == b"new"
+    assert (tmp_path / "real.bin").stat().st_nlink == 1
+
+
 def test_leftovers_of_other_files_and_other_kinds_are_kept(tmp_path: Path) -> None:
     (tmp_path / ".other.bin.qtool-00000000").touch()
     (tmp_path / ".out.bin.qtool-folder").mkdir()

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import pytest
-from fault_cases import CASES, Stage
-from faults import STEPS, Files, Warm, files
+from fault_cases import CASES, Stage, numpy_array
+from faults import STEPS, Ended, Files, Warm, files
 
 NAMES = [
     "quantize npy",
@@ -117,13 +117,12 @@ def test_without_force_one_file_wins_and_the_other_command_is_told(step: int, st
         assert stage.stable(found) == stage.sources | case.parts(won), (first, second)
 
 
-def landing(stage: Stage, calls: list[dict[str, Any]]) -> int:
-    """The point at which the target gets its name."""
-    dst = str(stage.root / stage.case.dst)
+def landing(done: Ended, dst: Path) -> int:
+    """The point at which dst gets its name."""
     return max(
         number
-        for number, call in enumerate(calls)
-        if call["call"] in ("link", "rename") and call["paths"][1] == dst
+        for number, call in enumerate(done.calls)
+        if call["call"] in ("link", "rename") and call["paths"][1] == str(dst)
     )
 
 
@@ -132,7 +131,7 @@ def landing(stage: Stage, calls: list[dict[str, Any]]) -> int:
 def test_what_appears_before_the_end_is_kept_without_force(step: int, stage: Stage) -> None:
     case = stage.case
     stage.reset(stage.sources)
-    lands = landing(stage, stage.warm.run(*case.unforced, root=stage.root).calls)
+    lands = landing(stage.warm.run(*case.unforced, root=stage.root), stage.root / case.dst)
     for point in {*range(0, lands, step), lands, lands + 1}:
         stage.reset(stage.sources)
         change = ["made", case.dst]
@@ -161,6 +160,35 @@ def check_left(stage: Stage, found: Files) -> None:
     assert not [name for name in rest if ".qtool-" in name or ".report.json" in name]
     shards = f"{stage.case.dst}.partial/"
     assert not [name for name in rest - {*stage.case.beside} if not name.startswith(shards)]
+
+
+@pytest.mark.parametrize("stage", ["quantize npy", "quantize folder"], indirect=True)
+def test_what_is_no_report_is_kept_where_the_report_goes(stage: Stage) -> None:
+    case = stage.case
+    stage.reset(stage.sources)
+    lands = landing(stage.warm.run(*case.unforced, root=stage.root), stage.root / case.dst)
+    stage.reset(stage.sources)
+    [report] = case.beside
+    change = ["made", report]
+    done = stage.warm.run(*case.unforced, root=stage.root, at=lands, change=change)
+    rule = "exists and is no qtool report; choose another name or --force"
+    assert (done.code, done.errors) == (1, f"qtool: report {report}: {rule}\n")
+    found = files(stage.root)
+    assert found[report] == b""
+    assert case.parts(found) == case.parts(stage.new)
+    assert not [name for name in found if ".qtool-" in name]
+
+
+def test_a_table_of_compare_does_not_replace_what_appears(warm: Warm, tmp_path: Path) -> None:
+    numpy_array(tmp_path)
+    command = ["compare", "x.npy", "--dtypes", "int8", "--csv", "c.csv", "--jobs", "1", "-q"]
+    lands = landing(warm.run(*command, root=tmp_path), tmp_path / "c.csv")
+    (tmp_path / "c.csv").unlink()
+    done = warm.run(*command, root=tmp_path, at=lands, change=["made", "c.csv"])
+    line = "qtool: c.csv: exists already; choose another name or --force\n"
+    assert (done.code, done.errors) == (1, line)
+    assert files(tmp_path).keys() == {"x.npy", "c.csv"}
+    assert (tmp_path / "c.csv").read_bytes() == b""
 
 
 @pytest.mark.parametrize("stage", CASES, indirect=True)

@@ -69,10 +69,11 @@ def dequantize_folder(
         )  # fmt: skip
         works = {name: DequantizeShard(output, size) for name, size in _sizes(source, output)}
         result = bound(_result, started=started)
+        report = streams.ReportFile(None, [], force=force)
         with folder.building(partial, run, division):
             records = folder.build(run, works, partial, division, jobs, progress or Silent())
             return folder.conclude(
-                run, source, partial, records, result, None, Sums(wanted=False), force=force
+                run, source, partial, records, result, report, Sums(wanted=False), force=force
             )
 
 

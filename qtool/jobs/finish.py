@@ -63,11 +63,12 @@ def finish_folder(
             if not partial.is_published:
                 folders.check_target(partial.dst, source.path, force=force)
             report_path = folder.report_path(report, partial)
-            streams.check_report(report_path, [source.path, partial.dst], force=force)
+            others = [source.path, partial.dst]
+            report_file = streams.ReportFile(report_path, others, force=force)
             records = _records(run, source, partial, jobs or engine.default_jobs())
             result = bound(report_of, started=started, judged=terms.judged)
             return folder.conclude(
-                run, source, partial, records, result, report_path, sums, force=force
+                run, source, partial, records, result, report_file, sums, force=force
             )
 
 

@@ -21,6 +21,7 @@ from qtool.jobs.division import Division
 from qtool.jobs.hashing import Sums
 from qtool.jobs.progress import Progress
 from qtool.jobs.shards import Place, Record, Task, Work
+from qtool.jobs.streams import ReportFile
 from qtool.layouts import Layout
 from qtool.layouts.stored import Stored
 
@@ -181,7 +182,7 @@ def conclude(
     partial: Partial,
     records: Sequence[Record],
     result: Result,
-    report: Path | None,
+    report: ReportFile,
     sums: Sums,
     *,
     force: bool,
@@ -202,7 +203,7 @@ def conclude(
         made["output"]["files"] = folder_files.of_output(records, partial)
     if not partial.is_published:
         partial.publish(force=force)
-    streams.write_report(made, report)
+    report.write(made)
     partial.discard()
     return made
 

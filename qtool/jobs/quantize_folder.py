@@ -33,6 +33,7 @@ from qtool.jobs.quantize_shard import QuantizeShard
 from qtool.jobs.recipes import Keeping
 from qtool.jobs.settings import settings as choices
 from qtool.jobs.shards import Record
+from qtool.jobs.streams import ReportFile
 from qtool.jobs.unmet import kept_with_nan
 from qtool.layouts import Layout
 from qtool.layouts.dequantized import DequantizedSource
@@ -62,8 +63,9 @@ def quantize_folder(command: Command) -> Report:
         works = quantize_shard.works_of(command, source, mixture.plan, spelled, made_by)
         if command.dry_run:
             made = _dry(command, source, partial, works, mixture, readable, places, started)
-            streams.write_report(made, places.report if command.report_to else None)
-            terms.check(made, None)
+            if command.report_to:
+                places.report.write(made)
+            terms.check(made)
             return made
         works = quantize_shard.with_shared_absmax(source, works, command.threads)
         settings = choices(mixture.recipe, command.given, mixture.said, command.second_order)
@@ -80,7 +82,7 @@ def quantize_folder(command: Command) -> Report:
             records = folder.build(run, works, partial, division, command.jobs, command.progress)
             if division.slice is not None:
                 made = folder.described(run, partial.path, records, result)
-                terms.check(made, None)
+                terms.check(made)
                 return made
             return folder.conclude(
                 run, source, partial, records, result, places.report, sums, force=command.force
@@ -92,7 +94,7 @@ class _Places:
     """Where the report and the recipe go, checked to be writable, as the target is; in a dry run
     what is against that one is a warning."""
 
-    report: Path
+    report: ReportFile
     keeping: Keeping
     warnings: list[str]
 
@@ -107,9 +109,10 @@ class _Places:
                 raise
             warnings.append(str(error))
         path = folder.report_path(command.report_to, partial)
-        streams.check_report(path, [*sources, partial.dst], force=command.force)
+        report_file = ReportFile(path, [*sources, partial.dst], force=command.force)
         taken = [*sources, partial.dst, path]
-        return cls(path, Keeping(command.save_recipe, taken, force=command.force), warnings)
+        keeping = Keeping(command.save_recipe, taken, force=command.force)
+        return cls(report_file, keeping, warnings)
 
 
 def _check_slice(command: Command) -> None:

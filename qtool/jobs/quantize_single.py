@@ -18,6 +18,7 @@ from qtool.jobs.hashing import Sums
 from qtool.jobs.mixing import Mixture, mixed
 from qtool.jobs.recipes import Keeping
 from qtool.jobs.settings import settings
+from qtool.jobs.streams import ReportFile
 from qtool.jobs.tensors import Job
 from qtool.jobs.unmet import kept_with_nan
 from qtool.layouts import native
@@ -43,8 +44,9 @@ def quantize_single(command: Command) -> Report:
         external_data = command.recipe.options.get("external_data", False)
         if command.dry_run:
             made = work.planned(external_data=external_data)
-            streams.write_report(made, places.report if command.report_to else None)
-            terms.check(made, None)
+            if command.report_to:
+                places.report.write(made)
+            terms.check(made)
             return made
         with streams.placed(places.name, f"{source.path.stem}.{places.container}") as path:
             accept = work.accept if command.terms.asked or command.hashes else None
@@ -58,7 +60,7 @@ def quantize_single(command: Command) -> Report:
             output = streams.written(path, places.name, places.container)
             names = streams.output_names(path, output)
             made = work.judged(output, hashing.of_files(names, wanted=command.hashes))
-    streams.write_report(made, places.report)
+    places.report.write(made)
     return made
 
 
@@ -69,7 +71,7 @@ class _Places:
 
     name: str
     container: str
-    report: Path | None
+    report: ReportFile
     keeping: Keeping
     warnings: list[str]
 
@@ -89,10 +91,10 @@ class _Places:
                 raise
             warnings.append(str(error))
         path = streams.report_path(command.report_to, name)
-        streams.check_report(path, [*sources, Path(name)], force=command.force)
+        report_file = ReportFile(path, [*sources, Path(name)], force=command.force)
         taken = [*sources, Path(name), *([path] if path else [])]
         keeping = Keeping(command.save_recipe, taken, force=command.force)
-        return cls(name, container, path, keeping, warnings)
+        return cls(name, container, report_file, keeping, warnings)
 
 
 def _check_onnx_alone(command: Command, source: Source, container: str) -> None:

@@ -208,24 +208,37 @@ def _stem(name: str | Path) -> str:
     return str(path.with_suffix("") if path.suffix[1:].lower() in formats.CONTAINERS else path)
 
 
-def check_report(path: Path | None, others: Sequence[Path], *, force: bool) -> None:
-    """Refuse a report that would replace a source, a target, or a file that is no report."""
-    if path is None:
-        return
-    for other in others:
-        same = path.exists() and other.exists() and path.samefile(other)
-        if same or os.path.realpath(path) == os.path.realpath(other):
-            raise OutputError(f"report {path}", f"is also {other}", "choose another name")
-    may_replace = force or not path.is_file() or is_report(path)
-    if not may_replace:
-        raise OutputError(
-            f"report {path}", "exists and is no qtool report", "choose another name or --force"
-        )
-    files.check_target(path, Path(STANDARD), force=True)
+class ReportFile:
+    """Where a report goes as JSON, if anywhere.
 
+    others: the sources and targets of the command. force: replace a file that is no report.
+    Raises OutputError where the path must not be written.
+    """
 
-def write_report(report: Report, path: Path | None) -> None:
-    """The report as JSON, whole or not at all."""
-    if path is not None:
-        with files.replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+    def __init__(self, path: Path | None, others: Sequence[Path], *, force: bool) -> None:
+        self._path = path
+        self._force = force
+        if path is None:
+            return
+        for other in others:
+            same = path.exists() and other.exists() and path.samefile(other)
+            if same or os.path.realpath(path) == os.path.realpath(other):
+                raise OutputError(f"report {path}", f"is also {other}", "choose another name")
+        self._check_kind(path)
+        files.check_target(path, Path(STANDARD), force=True)
+
+    def write(self, report: Report) -> None:
+        """Write it, whole or not at all; not in the place of what is no report."""
+        if self._path is None:
+            return
+        with (
+            files.replacing(self._path) as temporary,
+            temporary.open("w", encoding="utf-8") as file,
+        ):
             file.writelines(pieces(report))
+            self._check_kind(self._path)
+
+    def _check_kind(self, path: Path) -> None:
+        if path.is_file() and not self._force and not is_report(path):
+            rule = "exists and is no qtool report"
+            raise OutputError(f"report {path}", rule, "choose another name or --force")

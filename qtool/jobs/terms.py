@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qtool.errors import GateError, UsageError
-from qtool.jobs import streams
 from qtool.jobs.mixing import Mixture
+from qtool.jobs.streams import ReportFile
 from qtool.jobs.unmet import unmet
 from qtool.report import Report
 
@@ -91,11 +91,12 @@ class Terms:
         return report | {"gates": entries, "strict": strict}
 
 
-def check(report: Report, path: Path | None) -> None:
-    """Raise GateError where the judged report fails, once it is written to path."""
+def check(report: Report, file: ReportFile | None = None) -> None:
+    """Raise GateError where the judged report fails, once it is written to its file."""
     lines = _lines(report)
     if lines:
-        streams.write_report(report, path)
+        if file is not None:
+            file.write(report)
         raise GateError(*lines[0], report=report, others=[": ".join(line) for line in lines[1:]])
 
 

@@ -65,7 +65,8 @@ def verify_file(
         known = None if alone else reference(against, quantized)
         path = None if report is None else streams.report_path(report, str(quantized))
         read = [*streams.source_files(original, source), *streams.source_files(quantized, output)]
-        streams.check_report(path, [*read, *([known.path] if known else [])], force=force)
+        read += [known.path] if known else []
+        report_file = streams.ReportFile(path, read, force=force)
         files = _Files(source, output, str(original), str(quantized), known)
         found = files.compared(progress, threads)
         if run is not None or random is not None:
@@ -74,8 +75,8 @@ def verify_file(
     found["checks"] |= {"run": None if run is None else str(run), "random": random}
     found["seconds"] = round(time.perf_counter() - started, 6)
     judged = terms.judged(found)
-    check(judged, path)
-    streams.write_report(judged, path)
+    check(judged, report_file)
+    report_file.write(judged)
     return judged
 
 
