@@ -51,12 +51,9 @@ def quantize_single(command: Command) -> Report:
         with streams.placed(places.name, f"{source.path.stem}.{places.container}") as path:
             accept = work.accept if command.terms.asked or command.hashes else None
             work.job.write(
-                path,
-                places.container,
-                external_data=external_data,
-                force=command.force,
+                path, places.container, external_data=external_data, force=command.force,
                 accept=accept,
-            )
+            )  # fmt: skip
             output = streams.written(path, places.name, places.container)
             names = streams.output_names(path, output)
             made = work.judged(output, hashing.of_files(names, wanted=command.hashes))
