@@ -62,11 +62,7 @@ def quantize_folder(command: Command) -> Report:
         made_by = Provenance(recipes.text_of(mixture.recipe))
         works = quantize_shard.works_of(command, source, mixture.plan, spelled, made_by)
         if command.dry_run:
-            made = _dry(command, source, partial, works, mixture, readable, places, started)
-            if command.report_to:
-                places.report.write(made)
-            terms.check(made)
-            return made
+            return _dry(command, source, partial, works, mixture, readable, places, started)
         works = quantize_shard.with_shared_absmax(source, works, command.threads)
         settings = choices(mixture.recipe, command.given, mixture.said, command.second_order)
         run = Run(
@@ -164,7 +160,7 @@ def _dry(
     places: _Places,
     started: float,
 ) -> Report:
-    """The report on what would be written."""
+    """The report on what would be written. Raises GateError where it fails."""
     wanted = {name: works[name] for name in command.division.of_names(list(works))}
     nbytes = quantize_shard.bytes_of(source, wanted)
     made = report.build_planned(
@@ -180,7 +176,11 @@ def _dry(
         [*places.warnings, *_warnings(command, source, mixture, readable)],
         time.perf_counter() - started,
     )  # fmt: skip
-    return command.terms.judged(made, mixture)
+    judged = command.terms.judged(made, mixture)
+    if command.report_to:
+        places.report.write(judged)
+    terms.check(judged)
+    return judged
 
 
 def report_of(
