@@ -7,8 +7,9 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
-from fault_cases import CASES, Stage, numpy_array
+from fault_cases import CASES, Stage, checkpoint, model, numpy_array
 from faults import STEPS, Ended, Files, Warm, files
 
 NAMES = [
@@ -179,16 +180,44 @@ def test_what_is_no_report_is_kept_where_the_report_goes(stage: Stage) -> None:
     assert not [name for name in found if ".qtool-" in name]
 
 
-def test_a_table_of_compare_does_not_replace_what_appears(warm: Warm, tmp_path: Path) -> None:
-    numpy_array(tmp_path)
-    command = ["compare", "x.npy", "--dtypes", "int8", "--csv", "c.csv", "--jobs", "1", "-q"]
-    lands = landing(warm.run(*command, root=tmp_path), tmp_path / "c.csv")
-    (tmp_path / "c.csv").unlink()
-    done = warm.run(*command, root=tmp_path, at=lands, change=["made", "c.csv"])
-    line = "qtool: c.csv: exists already; choose another name or --force\n"
-    assert (done.code, done.errors) == (1, line)
-    assert files(tmp_path).keys() == {"x.npy", "c.csv"}
-    assert (tmp_path / "c.csv").read_bytes() == b""
+# Commands that are no Case, and what they write.
+OTHERS = {
+    "compare --csv": ("compare x.npy --dtypes int8 --csv c.csv", "c.csv"),
+    "quantize nbits": (
+        "quantize x.onnx --dtype uint4 --block-size 32 --layout matmul-nbits -o y.onnx", "y.onnx"
+    ),
+    "dequantize npy": ("dequantize codes.npy --scale scale.npy -o y.npy", "y.npy"),
+    "finish": ("finish q", "q"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_nor_do_other_commands_replace_what_appears(name: str, warm: Warm, tmp_path: Path) -> None:
+    words, dst = OTHERS[name]
+    command = [*words.split(), "--jobs", "1"]
+    one, other = (with_sources(tmp_path / each, warm) for each in ("one", "other"))
+    lands = landing(warm.run(*command, root=one), one / dst)
+    done = warm.run(*command, root=other, at=lands, change=["made", dst])
+    line = f"qtool: {dst}: exists already; choose another name or --force\n"
+    assert (done.code, done.out, done.errors) == (1, "", line)
+    found = files(other)
+    assert found.pop("q/theirs" if dst == "q" else dst) == b""
+    made = found.keys() - files(with_sources(tmp_path / "before", warm)).keys()
+    completed = {"config.json", "model.safetensors.index.json", "LICENSE"} if dst == "q" else set()
+    assert made == {f"q.partial/folder/{each}" for each in completed}
+
+
+def with_sources(root: Path, warm: Warm) -> Path:
+    """A folder with what these commands read."""
+    root.mkdir()
+    numpy_array(root)
+    model(root)
+    np.save(root / "codes.npy", np.eye(64, dtype=np.int8))
+    np.save(root / "scale.npy", np.float32(0.5))
+    checkpoint(root)
+    slices = CASES["quantize folder"].unforced
+    assert warm.run(*slices, "--shards", "1/1", root=root).code == 0
+    return root
 
 
 @pytest.mark.parametrize("stage", CASES, indirect=True)
