@@ -197,7 +197,7 @@ def test_nor_do_other_commands_replace_what_appears(name: str, warm: Warm, tmp_p
     command = [*words.split(), "--jobs", "1"]
     one, other = (with_sources(tmp_path / each, warm) for each in ("one", "other"))
     lands = landing(warm.run(*command, root=one), one / dst)
-    done = warm.run(*command, root=other, at=lands, change=["made", dst])
+    done = warm.run(*command, root=other, at=lands - 1, change=["made", dst])
     line = f"qtool: {dst}: exists already; choose another name or --force\n"
     assert (done.code, done.out, done.errors) == (1, "", line)
     found = files(other)
