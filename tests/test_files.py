@@ -372,7 +372,7 @@ def test_what_a_running_process_writes_is_kept_and_the_last_one_wins(tmp_path: P
     assert listing(tmp_path) == ["out.bin"]
 
 
-def test_what_is_left_between_link_and_unlink_is_removed_and_the_target_stays(
+def test_what_is_left_between_link_and_unlink_is_removed_by_a_refused_run(
     tmp_path: Path,
 ) -> None:
     dst = tmp_path / "out.bin"
@@ -386,8 +386,8 @@ def test_what_is_left_between_link_and_unlink_is_removed_and_the_target_stays(
     [leftover, name] = listing(tmp_path)
     assert name == "out.bin"
     assert dst.samefile(tmp_path / leftover)
-    with pytest.raises(KeyboardInterrupt), replacing(dst) as temporary:
-        fail_halfway(temporary, KeyboardInterrupt())
+    with pytest.raises(OutputError, match="exists already"):
+        check_target(dst, tmp_path / "source.bin", force=False)
     assert listing(tmp_path) == ["out.bin"]
     assert dst.read_bytes() == b"whole"
     assert dst.stat().st_nlink == 1

@@ -128,6 +128,7 @@ def check_target(dst: Path, source: Path, *, force: bool) -> None:
     if source.exists() and os.path.samestat(old, source.stat()):
         raise OutputError(str(dst), f"is the source, {source}", "choose another name")
     if not force:
+        _remove_leftovers(Path(os.path.realpath(dst)))
         raise exists_already(dst)
 
 
