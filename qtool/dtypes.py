@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -136,10 +136,12 @@ _BY_TYPE: dict[type, DType] = {d.numpy.type: d for d in DTYPES.values()}
 DTypeLike = DType | str | int | np.dtype[Any] | type
 
 
-def resolve(value: DTypeLike, thing: str = "dtype") -> DType:
+def resolve(
+    value: DTypeLike, thing: str = "dtype", allowed: Sequence[DType] | None = None
+) -> DType:
     """The row for an ONNX name ("int4"), an ONNX element-type code (22) or a NumPy dtype.
 
-    Raises SpecError, naming `thing`, for anything else.
+    Raises SpecError, naming `thing`, for anything else; its remedy is one of the allowed types.
     """
     if isinstance(value, DType):
         return value
@@ -154,17 +156,13 @@ def resolve(value: DTypeLike, thing: str = "dtype") -> DType:
         found = _BY_TYPE.get(value)
     if found is None:
         rule = f"{value!r} is not an element type"
-        raise SpecError(thing, rule, nearest(value, [*DTYPES], "one of " + names(DTYPES)))
+        raise SpecError(thing, rule, nearest(value, map(str, allowed or DTYPES)))
     return found
 
 
 def resolve_target(value: DTypeLike, thing: str = "dtype") -> DType:
     """resolve(), restricted to the types that QuantizeLinear produces."""
-    try:
-        dtype = resolve(value)
-    except SpecError as error:
-        remedy = nearest(value, [dtype.name for dtype in TARGETS], "one of " + names(TARGETS))
-        raise SpecError(thing, error.rule, remedy) from None
+    dtype = resolve(value, thing, TARGETS)
     if not dtype.is_target:
         raise SpecError(
             thing, f"QuantizeLinear does not produce {dtype}", "use one of " + names(TARGETS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,13 +66,34 @@ class GateError(QtoolError):
         self.others = tuple(others)
 
 
-def nearest(word: object, allowed: Sequence[str], phrase: str | None = None) -> str:
-    """The remedy for a word that there is not: the nearest right one, or else all of them, which
-    a phrase may list."""
+def nearest(word: object, allowed: Iterable[str], otherwise: str | None = None) -> str:
+    """The remedy for a word that there is not: the nearest right ones, or else what is said
+    otherwise, or all of them."""
     import difflib  # not for every start
 
-    near = difflib.get_close_matches(str(word), allowed, 1)
-    return "use " + (near[0] if near else phrase or ", ".join(allowed))
+    allowed = list(allowed)
+    for spelling in (str(word), str(word).lower()):
+        for best in difflib.get_close_matches(spelling, allowed, 1, 0.5):
+            cutoff = 0.85 * difflib.SequenceMatcher(None, best, spelling).ratio()
+            *others, last = difflib.get_close_matches(spelling, allowed, 3, cutoff)
+            return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
+    return otherwise or f"use {', '.join(allowed)}"
+
+
+def unreadable(error: ValueError | RecursionError) -> str:
+    """What is wrong with a text that is no UTF-8, JSON or TOML, without Python's words for it."""
+    import json
+
+    if isinstance(error, UnicodeDecodeError):
+        return f"its byte {error.start} is no UTF-8"
+    if isinstance(error, json.JSONDecodeError):
+        said = error.msg[:1].lower() + error.msg[1:]
+        return f"{said} at line {error.lineno}, column {error.colno}"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if "set_int_max_str_digits" in str(error):
+        return "a number in it has too many digits"
+    return str(error)
 
 
 @contextmanager

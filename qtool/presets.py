@@ -40,7 +40,7 @@ def expanded(options: Mapping[str, Any]) -> dict[str, Any]:
     if preset is None:
         return given
     if preset not in PRESETS:
-        raise UsageError("--preset", f"{preset!r} is unknown", nearest(preset, [*PRESETS]))
+        raise UsageError("--preset", f"{preset!r} is unknown", nearest(preset, PRESETS))
     gone: set[str] = set()
     if given.keys() & (sharing := {"axis", "block_size", "tile"}):
         gone |= sharing

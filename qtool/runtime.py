@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from qtool.errors import QtoolError
 Array = NDArray[Any]
 
 _TYPES = {"float": "float32", "double": "float64"}
+# What onnxruntime says of itself in front of its messages: a code, and a function of its sources.
+_PLACE = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/\S+\.(?:cc|h):\d+ .*?\) ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class Session:
             raise QtoolError(self._name, rule) from None
 
     def _failed(self, error: Exception) -> QtoolError:
-        text = " ".join(str(error).split())
+        text = _PLACE.sub("", " ".join(str(error).split()))
         return QtoolError(self._name, f"onnxruntime cannot run it: {text}")
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qtool.errors import FormatError, UsageError
+from qtool.errors import FormatError, UsageError, nearest, unreadable
 
 if TYPE_CHECKING:
     from typer.core import TyperOption
@@ -50,25 +50,27 @@ class Config:
         tables = {key: value for key, value in self.said.items() if isinstance(value, dict)}
         for name, table in tables.items():
             if name not in commands:
-                raise self._unknown(f"[{name}]", name, commands)
-            self._values(table, commands[name], f" in [{name}]")
+                raise self._unknown(f"[{name}]", name, commands, None)
+            self._values(table, commands[name], name)
         shared = {key: value for key, value in self.said.items() if key not in tables}
         every = {name: pair for keys in commands.values() for name, pair in keys.items()}
         for key, value in shared.items():
             takers = [keys for keys in commands.values() if _plain(key) in keys]
             fitting = [keys for keys in takers if _fits(keys[_plain(key)][0], value)]
-            self._values({key: value}, [*fitting, *takers, every][0], "")
+            self._values({key: value}, [*fitting, *takers, every][0])
         keys = commands[command]
         mine = {k: v for k, v in shared.items() if _plain(k) in keys}
         mine = {k: v for k, v in mine.items() if _fits(keys[_plain(k)][0], v)}
-        own = self._values(tables.get(command, {}), keys, f" in [{command}]")
-        return [self._values(mine, keys, ""), own]
+        own = self._values(tables.get(command, {}), keys, command)
+        return [self._values(mine, keys), own]
 
-    def _values(self, table: Mapping[str, Any], keys: Keys, where: str) -> dict[str, Any]:
+    def _values(self, table: Mapping[str, Any], keys: Keys, command: str = "") -> dict[str, Any]:
+        where = command and f" in [{command}]"
         found: dict[str, Any] = {}
         for key, value in table.items():
             if _plain(key) not in keys:
-                raise self._unknown(f"{key}{where}", _plain(key), keys)
+                otherwise = f"`qtool {command or 'COMMAND'} --help` names all"
+                raise self._unknown(f"{key}{where}", _plain(key), keys, otherwise)
             option, is_straight = keys[_plain(key)]
             thing = f"{self.path}: {key}{where}"
             if not _fits(option, value):
@@ -97,12 +99,10 @@ class Config:
             start = "activations:"
         return start + os.path.join(self.folder, text[len(start) :])
 
-    def _unknown(self, thing: str, name: str, allowed: Mapping[str, Any]) -> UsageError:
-        import difflib
-
-        near = difflib.get_close_matches(name, allowed, 1)
-        words = near or sorted(allowed)
-        return UsageError(f"{self.path}: {thing}", "is unknown", f"use {', '.join(words)}")
+    def _unknown(
+        self, thing: str, name: str, allowed: Iterable[str], otherwise: str | None
+    ) -> UsageError:
+        return UsageError(f"{self.path}: {thing}", "is unknown", nearest(name, allowed, otherwise))
 
 
 def loaded(file: str | None) -> Config | None:
@@ -151,7 +151,7 @@ def _read(path: str, *, is_shared: bool) -> Mapping[str, Any] | None:
     try:
         said: dict[str, Any] = tomllib.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise FormatError(path, f"is no TOML: {error}") from error
+        raise FormatError(path, f"is no TOML: {unreadable(error)}") from error
     if not is_shared:
         return said
     tools = said.get("tool")

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperOption
 
 from qtool.cli import config
-from qtool.errors import UsageError
+from qtool.errors import UsageError, nearest
 
 PREFIX = "QTOOL"  # of the variables
 CONFIG = "qtool.config"  # in a context: the Config in force, or the error that it gave
@@ -75,11 +75,8 @@ def check_variables(ctx: Any) -> None:
     unknown = {name for name in os.environ if name.startswith(prefix)} - known
     if not unknown:
         return
-    import difflib
-
     name = min(unknown)
-    near = difflib.get_close_matches(name, known, 1)
-    remedy = f"use {near[0]}" if near else f"`qtool {ctx.command.name} --help` names all"
+    remedy = nearest(name, known, f"`qtool {ctx.command.name} --help` names all")
     raise UsageError(name, f"no option of `qtool {ctx.command.name}` has this variable", remedy)
 
 

@@ -111,6 +111,8 @@ def _check_apart(sources: Sequence[str], folder: str | None, *, by_suffix: bool)
             stem, suffix = stem + suffix, ""
         place = os.path.realpath(folder if folder is not None else os.path.dirname(path))
         key = (os.path.join(place, stem), suffix if by_suffix or suffix == "/" else "")
+        if key in seen and source == seen[key] != "-":
+            raise UsageError(source, "is given twice", "leave one of them out")
         if key in seen and source != "-":
             rule = f"would be written where that of {seen[key]} is"
             raise UsageError(source, rule, "give -o another folder, in a command of its own")

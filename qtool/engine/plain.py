@@ -182,10 +182,11 @@ def nonfinite_error(asked: Request, first: int, value: Any, bad: int) -> TensorE
     first, value: the number of the first of them, in C order, and itself.
     """
     index = [int(i) for i in np.unravel_index(first, asked.shape)]
-    rule = "overflows float32" if math.isfinite(value) else "is not finite"
+    count = math.prod(asked.shape)
+    rule = f"{bad} of {count} values {'is' if bad == 1 else 'are'} not finite"
     return TensorError(
         f"tensor {asked.name}",
-        f"{value} at {index}, {bad} of {math.prod(asked.shape)} values: {rule}",
+        f"{value} at {index}: {rule}{' in float32' if math.isfinite(value) else ''}",
         "mend the weights"
         + ("" if asked.spec.semantics == "dynamic" else ", or use --nonfinite allow to saturate"),
     )

@@ -140,7 +140,7 @@ def given_codes(
         raise SpecError(
             thing,
             f"a value that {dtype} cannot hold",
-            f"use values in [{dtype.qmin:g}, {dtype.qmax:g}]",
+            f"use {'whole ' if dtype.is_integer else ''}values in [{dtype.qmin:g}, {dtype.qmax:g}]",
         )
     return np.asarray(codes)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from qtool.errors import FormatError, QtoolError
+from qtool.errors import FormatError, QtoolError, unreadable
 from qtool.formats.safetensors import SafetensorsSource
 from qtool.spec import Reader, TensorInfo
 
@@ -160,7 +160,7 @@ def _document(folder: Path, name: str) -> dict[str, Any]:
     except OSError as error:
         raise FormatError(thing, f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise FormatError(thing, f"is not valid JSON: {error}") from error
+        raise FormatError(thing, f"is not valid JSON: {unreadable(error)}") from error
     if not isinstance(found, dict):
         raise FormatError(thing, "holds no JSON object", "the file is damaged")
     return found

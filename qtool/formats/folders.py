@@ -25,13 +25,15 @@ class Partial:
 
     dst: as the user calls it. target: the folder that it becomes. folder: its files so far; once
     it is published, those of target. records: where the records of finished shards go.
-    run: what is built.
+    run: what is built. name: the place itself, as the user would call it.
     """
 
     def __init__(self, dst: str | Path) -> None:
         self.dst = Path(dst)
         self.target = Path(os.path.realpath(dst))
         self.path = self.target.with_name(self.target.name + ".partial")
+        name = f"{self.dst}.partial"
+        self.name = name if os.path.realpath(name) == str(self.path) else str(self.path)
         self.records = self.path / _RECORDS
         self.run = self.path / _RUN
         self._building = self.path / _FOLDER
@@ -64,9 +66,9 @@ class Partial:
         """
         descriptor = None
         while descriptor is None:
-            with files.explained(self.path):
+            with files.explained(self.name):
                 self._make()
-                descriptor = _locked(self.path / _LOCK, shared=shared)
+                descriptor = _locked(self.path / _LOCK, self.name, shared=shared)
         try:
             self._put_back()
             yield
@@ -130,7 +132,7 @@ class Partial:
         strange = {name for name in strange if not name.startswith(".run.json.qtool-")}
         if strange:
             raise OutputError(
-                str(self.path), f"holds {min(strange)}, which is not qtool's", "rename that folder"
+                self.name, f"holds {min(strange)}, which is not qtool's", "rename that folder"
             )
 
 
@@ -176,7 +178,7 @@ def paths(folder: Path) -> set[str]:
     }
 
 
-def _locked(path: Path, *, shared: bool) -> int | None:
+def _locked(path: Path, thing: str, *, shared: bool) -> int | None:
     """The descriptor of the locked file; None where it was removed meanwhile."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -188,7 +190,7 @@ def _locked(path: Path, *, shared: bool) -> int | None:
     except BlockingIOError:
         os.close(descriptor)
         raise OutputError(
-            str(path.parent), "another process is at work in it", "wait until it has finished"
+            thing, "another process is at work in it", "wait until it has finished"
         ) from None
     except OSError:
         pass  # a file system without locks

@@ -187,7 +187,8 @@ def _raw_type(itemsize: int, raw_dtype: DType | None, thing: str) -> DType:
         raise FormatError(thing, rule, "no element type has that size")
     if raw_dtype is not None:
         rule += f", {raw_dtype} takes {raw_dtype.numpy.itemsize}"
-    raise FormatError(thing, rule, f"say what they are with --source-dtype: {names(fitting)}")
+    remedy = f"say what they are with --source-dtype: {names(fitting)}, or save them as float32"
+    raise FormatError(thing, rule, remedy)
 
 
 def _check_size(header: ArrayHeader, available: int, thing: str) -> None:

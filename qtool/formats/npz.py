@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool.dtypes import DTYPES, DType
-from qtool.errors import FormatError, OutputError, QtoolError
+from qtool.errors import FormatError, OutputError, QtoolError, unreadable
 from qtool.formats import Entry, steady
 from qtool.formats.npy import array_chunks, array_pieces, entry_nbytes, read_array
 from qtool.formats.npy_header import ArrayHeader, header_bytes, read_header
@@ -53,7 +53,7 @@ def _zip_errors(thing: str) -> Iterator[None]:
         cause = error if isinstance(error, OSError) else error.__context__
         if isinstance(cause, OSError) and cause.errno == errno.EIO:  # which zipfile hides
             raise FormatError(thing, f"cannot be read: {cause.strerror}") from error
-        raise FormatError(thing, f"damaged zip archive: {error}") from error
+        raise FormatError(thing, "damaged zip archive", "write or fetch the file anew") from error
 
 
 class NpzSource:
@@ -174,7 +174,7 @@ class NpzSource:
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise FormatError(thing, f"is not UTF-8: {error}") from error
+            raise FormatError(thing, unreadable(error)) from error
 
 
 def _check_member(info: zipfile.ZipInfo, thing: str) -> None:
@@ -198,7 +198,7 @@ def _stored_types(text: str, thing: str) -> dict[str, DType]:
     try:
         layout = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FormatError(thing, f"is not JSON: {error}") from error
+        raise FormatError(thing, f"is not JSON: {unreadable(error)}") from error
     stored = layout.get("stored", {}) if isinstance(layout, dict) else None
     if not isinstance(stored, dict):
         raise FormatError(thing, "malformed metadata", '"stored" must map members to types')

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from qtool.dtypes import BY_SAFETENSORS, DType
-from qtool.errors import FormatError, OutputError
+from qtool.errors import FormatError, OutputError, unreadable
 from qtool.formats import Entry
 from qtool.spec import TensorInfo
 
@@ -104,7 +104,7 @@ def layout(
     try:
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError as error:
-        raise OutputError(thing, f"a name or metadata is not valid Unicode: {error}") from error
+        raise OutputError(thing, "a name or metadata is not valid Unicode") from error
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER:
         raise OutputError(
@@ -130,10 +130,8 @@ def _load(header: bytes, thing: str) -> dict[str, Any]:
         )
         if "\\u" in text:  # such an escape may spell half a character, which UTF-8 cannot
             json.dumps(document, ensure_ascii=False).encode()
-    except RecursionError as error:
-        raise FormatError(thing, "its header is nested too deeply") from error
-    except ValueError as error:
-        raise FormatError(thing, f"its header is not valid: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise FormatError(thing, f"its header is not valid: {unreadable(error)}") from error
     return document
 
 
@@ -180,7 +178,9 @@ def _tensor(name: str, entry: Any, thing: str) -> tuple[TensorInfo, int]:
     """One entry of a header: the tensor and its first byte in the data."""
     keys = ("dtype", "shape", "data_offsets")
     if not isinstance(entry, dict) or not all(key in entry for key in keys):
-        raise FormatError(thing, "its entry in the header is incomplete", f"it needs {keys}")
+        raise FormatError(
+            thing, "its entry in the header is incomplete", "it needs " + ", ".join(keys)
+        )
     code, shape, offsets = (entry[key] for key in keys)
     dtype = BY_SAFETENSORS.get(code) if isinstance(code, str) else None
     if dtype is None:

@@ -21,21 +21,26 @@ Array = NDArray[Any]
 
 Words = str | Path | Sequence[str | Path] | None
 
+_FORMS = "use NAME=FILE or FILE"
 _BATCH = 1 << 22  # elements that are read at once
 
 
 @dataclass(frozen=True)
 class Held:
-    """An array in a file, of the tensor of its name, or of those that pattern matches."""
+    """An array in a file, of the tensor of its name, or of those that pattern matches.
 
-    path: Path
+    file: its name as the user gave it.
+    """
+
+    path: Path  # absolute, for workers that stand elsewhere
     info: TensorInfo
     pattern: str | None
+    file: str
 
     @property
     def words(self) -> str:
         """The array in the words of a message."""
-        return f"{self.info.name} of {self.path}"
+        return f"{self.info.name} of {self.file}"
 
     def is_matched(self, tensor: str) -> bool:
         """Whether the pattern, where there is one, matches that name."""
@@ -80,7 +85,7 @@ class NamedArrays:
             raise UsageError(
                 self._option,
                 f"{name!r} is no tensor of the source",
-                f"the nearest name is {near[0]!r}; NAME={held.path} says whose it is"
+                f"the nearest name is {near[0]!r}; NAME={held.file} says whose it is"
                 if near
                 else None,
             )
@@ -98,16 +103,18 @@ class NamedArrays:
             rule = f"{path} holds {len(infos)} arrays" + ("" if name is None else ", not one")
             raise UsageError(self._option, rule, "give FILE alone, its arrays named as the tensors")
         for info in infos:
-            yield Held(path.absolute(), info, name)
+            yield Held(path.absolute(), info, name, str(path))
 
     def _split(self, word: str) -> tuple[str | None, Path]:
         """NAME, where there is one, and FILE."""
+        if not word or word.endswith("="):
+            raise UsageError(self._option, f"{word!r} has no FILE", _FORMS)
         if os.path.exists(word) or "=" not in word:
             return None, Path(word)
         places = [i for i, c in enumerate(word) if c == "="]
         at = next((i for i in places if i and os.path.isfile(word[i + 1 :])), places[0])
         if not at:
-            raise UsageError(self._option, f"{word!r} has no NAME", "use NAME=FILE or FILE")
+            raise UsageError(self._option, f"{word!r} has no NAME", _FORMS)
         return word[:at], Path(word[at + 1 :])
 
 

@@ -71,9 +71,8 @@ def calibrate_files(
     with ExitStack() as stack:
         sources = [stack.enter_context(_opened(word)) for word in batches]
         first = str(batches[0]).rpartition("=")[2]
-        name, container = streams.target(first, dst, None, "safetensors", "scales")
-        if container != "safetensors":
-            raise UsageError(name, "scales are written as .safetensors", "end its name so")
+        kind = "safetensors"
+        name, container = streams.target(first, dst, None, kind, "scales", [kind])
         streams.check_target([path for _, path in sources], name, force=force)
         recipe = Recipe({"dtype": dtype}, include=include, exclude=exclude, all_ranks=True)
         tensors, skipped = _tensors(sources, recipe, spec, raw)
@@ -117,7 +116,7 @@ def _tensors(
     """The batches of every tensor, and the names of what is left alone, with the reason."""
     found: dict[str, list[Batch]] = {}
     skipped: dict[str, str] = {}
-    bare = None
+    bare, refused = None, None
     for label, path in sources:
         with closing(formats.open(path, source_dtype=source_dtype)) as source:
             infos = source.infos()
@@ -134,6 +133,7 @@ def _tensors(
                 reason = recipe.reason_against(replace(info, name=name))
                 if reason is not None:
                     skipped[name] = reason
+                    refused = refused or path
                 array = Batch(path, info.name, info.shape, info.dtype, source_dtype)
                 found.setdefault(name, []).append(array)
     refuses = spec.nonfinite == "error"
@@ -147,7 +147,7 @@ def _tensors(
         text = ", ".join(dict.fromkeys(skipped.values())) or "no arrays"
         patterns = recipe.include or recipe.exclude
         remedy = f"its arrays are {', '.join([*found][:5])}" if patterns and found else None
-        raise FormatError(str(sources[0][1]), f"nothing to calibrate: {text}", remedy)
+        raise FormatError(str(refused or sources[0][1]), f"nothing to calibrate: {text}", remedy)
     return wanted, skipped
 
 

@@ -99,7 +99,7 @@ def _operands(
     """What every weight is multiplied with; the names of others, and why they are left out."""
     from qtool.formats.onnx.operands import Operands
 
-    screening.readable(source, requantize=False)
+    screening.readable(source, requantize=False, remedy="dequantize it first")
     found, skipped = {}, []
     finder = Operands(source)
     for info in source.infos():

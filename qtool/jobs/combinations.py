@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qtool.dtypes import DTYPES
-from qtool.errors import UsageError, usage_errors
+from qtool.errors import SpecError, UsageError
 from qtool.jobs.target import candidates_of
 from qtool.recipe import WORDS, Words, words
 from qtool.spec.methods import symmetry
@@ -126,6 +126,8 @@ def _method(text: str) -> str:
     assert isinstance(allowed, tuple)
     if text not in allowed and not text.startswith("percentile:"):
         raise words.unknown(text, allowed, "--methods")
-    with usage_errors():
+    try:
         symmetry(DTYPES["int8"], None, text, "onnx")  # which knows what a percentile is
+    except SpecError as error:
+        raise UsageError("--methods", error.rule, error.remedy) from None
     return text

@@ -73,7 +73,7 @@ def dequantize_file(
     """
     started = time.perf_counter()
     with usage_errors():
-        output = resolve(dtype, "dtype")
+        output = resolve(dtype, "dtype", SOURCE_FLOATS)
     if output not in SOURCE_FLOATS:
         raise UsageError(
             "dtype",
@@ -92,8 +92,9 @@ def dequantize_file(
         )  # fmt: skip
     Division(resume).check_unused(src)
     with streams.opened(src, source_dtype) as source:
-        name, container = streams.target(src, dst, None, source.container, output.name)
-        _check_usage(source, name, container, parameters, external_data=external_data)
+        kind = source.container
+        name, container = streams.target(src, dst, None, kind, output.name, [kind])
+        _check_usage(container, parameters, external_data=external_data)
         streams.check_target(streams.source_files(src, source), name, force=force)
         with streams.placed(name, f"{source.path.stem}.{container}") as path:
             threads = jobs or engine.default_jobs()
@@ -115,16 +116,8 @@ def dequantize_file(
         }
 
 
-def _check_usage(
-    source: Source, name: str, container: str, parameters: _Parameters, *, external_data: bool
-) -> None:
+def _check_usage(container: str, parameters: _Parameters, *, external_data: bool) -> None:
     """Refuse options that do not fit the container."""
-    if container != source.container:
-        raise UsageError(
-            name,
-            f"{source.container} is dequantized to the same container",
-            f"end its name in .{source.container}",
-        )
     if container != "npy":
         _check_no_parameters(container, parameters)
     if external_data and container != "onnx":

@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
-from qtool.dtypes import DTypeLike, resolve_target
+from qtool.dtypes import DTYPES, DTypeLike, resolve
 from qtool.errors import UsageError, usage_errors
 from qtool.jobs.command import Command
 from qtool.jobs.division import Division
@@ -17,6 +17,8 @@ from qtool.jobs.quantize import run
 from qtool.jobs.terms import Terms
 from qtool.recipe import effective
 from qtool.report import Report
+
+_TARGETS = (DTYPES["uint8"], DTYPES["int8"])
 
 
 def dynamic_file(
@@ -62,7 +64,10 @@ def dynamic_file(
             "--per-tensor", "is for --graph", "leave it out: there is one scale anyway"
         )
     with usage_errors():
-        target = resolve_target(dtype or ("int8" if graph else "uint8"))
+        target = resolve(dtype or ("int8" if graph else "uint8"), "dtype", _TARGETS)
+    if not target.is_target:
+        rule = f"DynamicQuantizeLinear does not produce {target}"
+        raise UsageError("--dtype", rule, "use uint8 or int8")
     words = {"dtype": target.name} | (
         {"scale_dtype": "float32"} if graph else {"semantics": "dynamic"}
     )

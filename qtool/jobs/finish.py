@@ -44,16 +44,16 @@ def finish_folder(
         raise OutputError(str(partial.dst), rule, "there is nothing to finish")
     if not partial.is_started:
         raise OutputError(
-            str(partial.path), "has no shards", "make them by `qtool quantize --shards K/N`"
+            partial.name, "has no shards", "make them by `qtool quantize --shards K/N`"
         )
     with partial.held():
         run = Run.load(partial.run)
         if run.version != __version__:
             rule = f"is made by qtool {run.version}, this is {__version__}"
-            raise OutputError(str(partial.path), rule, "finish it with that one")
+            raise OutputError(partial.name, rule, "finish it with that one")
         if run.command == "dequantize":
             raise OutputError(
-                str(partial.path), "is of a run without slices", "go on with it by --resume"
+                partial.name, "is of a run without slices", "go on with it by --resume"
             )
         with (
             streams.opened(run.path) as opened,
@@ -76,7 +76,7 @@ def _records(run: Run, source: CheckpointSource, partial: Partial, jobs: int) ->
     """The records of all shards, each proven complete."""
     if list(source.shards) != list(run.keys):
         rule = "has other shards than those that were begun with"
-        raise OutputError(str(source.path), rule, f"remove {partial.path} and begin anew")
+        raise OutputError(str(source.path), rule, f"remove {partial.name} and begin anew")
     found = {
         name: shards.proven(place, jobs, hashes=run.hashes)
         for name, place in run.places(partial).items()
@@ -85,5 +85,5 @@ def _records(run: Run, source: CheckpointSource, partial: Partial, jobs: int) ->
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         rule = f"lacks {missing[0]}{more}, or it is not proven complete"
-        raise OutputError(str(partial.path), rule, "run the slices that are left, then finish")
+        raise OutputError(partial.name, rule, "run the slices that are left, then finish")
     return [record for record in found.values() if record is not None]

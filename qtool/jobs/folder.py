@@ -143,12 +143,12 @@ def _check_left(partial: Partial, run: Run, division: Division) -> None:
     same = Run.load(partial.run).gives_the_same_as(run)
     if division.slice is not None and not same:
         rule = "is of a run with another source or other settings"
-        raise OutputError(str(partial.path), rule, "finish that one, or remove the folder")
+        raise OutputError(partial.name, rule, "finish that one, or remove the folder")
     if division.slice is None and not division.resume:
         rule = "is left by an earlier run"
-        raise OutputError(str(partial.path), rule, "go on with it by --resume, or remove it")
+        raise OutputError(partial.name, rule, "go on with it by --resume, or remove it")
     if partial.is_published and not same:
-        raise OutputError(str(partial.path), "is left by a run that has ended", "remove it")
+        raise OutputError(partial.name, "is left by a run that has ended", "remove it")
 
 
 def build(
@@ -169,7 +169,7 @@ def build(
     tasks = [Task(places[name], works[name], jobs, hashes) for name in names if name not in done]
     if tasks and partial.is_published:
         rule = "is left by a run whose result has been changed since"
-        raise OutputError(str(partial.path), rule, "remove it")
+        raise OutputError(partial.name, rule, "remove it")
     with division.executor() as executor:
         for task, record in shards.run_all(tasks, executor, progress):
             done[task.place.target.name] = record

@@ -97,7 +97,7 @@ class Given:
             path = Path(value)
         if not os.path.exists(path):
             rule = f"{str(value)!r} is neither a number nor a file"
-            raise SpecError(thing, rule, "give a number, a .npy or a .safetensors file")
+            raise SpecError(thing, rule, "give a number, or a .npy, .npz or .safetensors file")
         self.paths.append(path)
         is_npy = path.suffix == ".npy" or streams.is_pipe(path)
         with streams.opened(path, dtype if is_npy else None) as source:

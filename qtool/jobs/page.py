@@ -34,9 +34,8 @@ def target(src: str | Path, dst: str | Path | None, to: str | None) -> tuple[str
         return streams.STANDARD, to or "html"
     suffix = Path(dst).suffix[1:].lower()
     if to is None and suffix not in KINDS:
-        raise UsageError(
-            str(dst), f"cannot be written as {suffix or 'no suffix'}", f"use {allowed}"
-        )
+        rule = f"cannot be written as {suffix}" if suffix else "its name does not say what to write"
+        raise UsageError(str(dst) or "-o ''", rule, f"use {allowed}")
     if to is not None and suffix in KINDS and suffix != to:
         raise UsageError(str(dst), f"its suffix contradicts --to {to}", "leave one of them out")
     return str(dst), to or suffix

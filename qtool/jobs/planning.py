@@ -82,7 +82,7 @@ def chosen_layout(name: str | None, container: str, recipe: Recipe) -> Layout:
     if name in ONNX_LAYOUTS:
         raise UsageError("--layout", f"{name} is for ONNX models, not {container}")
     if name is not None and name not in LAYOUTS:
-        raise UsageError("--layout", f"{name!r} is unknown", nearest(name, [*LAYOUTS]))
+        raise UsageError("--layout", f"{name!r} is unknown", nearest(name, LAYOUTS))
     layout = LAYOUTS[name or native.name]
     if layout is not native and container != "safetensors":
         raise UsageError("--layout", f"{name} is for .safetensors, not {container}")

@@ -77,7 +77,7 @@ def quantize_folder(command: Command) -> Report:
         with folder.building(partial, run, division):
             records = folder.build(run, works, partial, division, command.jobs, command.progress)
             if division.slice is not None:
-                made = folder.described(run, partial.path, records, result)
+                made = folder.described(run, Path(partial.name), records, result)
                 terms.check(made)
                 return made
             return folder.conclude(

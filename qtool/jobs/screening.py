@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from qtool.formats.onnx import OnnxSource
 
 
-def readable(source: Source, *, requantize: bool) -> Source:
+def readable(
+    source: Source, *, requantize: bool, remedy: str = "dequantize it first, or use --requantize"
+) -> Source:
     """The source, dequantized where qtool quantized it and requantize allows that.
 
     Raises FormatError where the source is quantized already and requantize is False.
@@ -43,11 +45,7 @@ def readable(source: Source, *, requantize: bool) -> Source:
     else:
         found = next(iter(foreign.recognise(source.infos()).values()), "")
     if found:
-        raise FormatError(
-            str(source.path),
-            f"is quantized already ({found})",
-            "dequantize it first, or use --requantize",
-        )
+        raise FormatError(str(source.path), f"is quantized already ({found})", remedy)
     return source
 
 
@@ -63,7 +61,12 @@ def marked(source: Source) -> list[TensorInfo]:
     ]
 
 
-def check_something(plan: Sequence[Planned], recipe: Recipe, source: Source) -> None:
+def check_something(
+    plan: Sequence[Planned],
+    recipe: Recipe,
+    source: Source,
+    remedy: str | None = "use --allow-empty to copy it as it is",
+) -> None:
     """Refuse a file with tensors none of which is quantized."""
     if recipe.options.get("allow_empty") or any(p.spec is not None for p in plan):
         return
@@ -72,7 +75,7 @@ def check_something(plan: Sequence[Planned], recipe: Recipe, source: Source) -> 
     reasons = Counter(p.reason for p in plan).most_common()
     text = ", ".join([*(f"{reason} ({count})" for reason, count in reasons), *idle(recipe, plan)])
     rule = f"nothing to quantize: {text or 'no tensors'}"
-    raise FormatError(str(source.path), rule, "use --allow-empty to copy it as it is")
+    raise FormatError(str(source.path), rule, remedy)
 
 
 def check_room(plan: Sequence[Planned], name: str, container: str) -> None:
@@ -143,13 +146,17 @@ def idle(recipe: Recipe, plan: Sequence[Planned]) -> list[str]:
     return [f"pattern '{pattern}' matches no tensor" for pattern in unmatched([*patterns], names)]
 
 
+def nonfinite(nan: int, inf: int) -> str:
+    """ "1 NaN and 2 Inf"; nothing where there are none."""
+    return " and ".join(f"{n} {name}" for n, name in ((nan, "NaN"), (inf, "Inf")) if n)
+
+
 def nonfinite_warnings(tensors: Iterable[Stats]) -> list[str]:
-    """What became of NaN and Inf, where they are allowed, and what became NaN or Inf."""
+    """How many NaN and Inf were quantized, where they are allowed, and what became NaN or Inf."""
     tensors, found = list(tensors), []
-    counts = [s.nan_count + s.inf_count for s in tensors if s.nan_count + s.inf_count]
-    if counts:
-        many = f"{sum(counts)} NaN and Inf in {_tensors(len(counts))}"
-        found.append(f"{many}: they became codes of numbers")
+    if odd := [s for s in tensors if s.nan_count or s.inf_count]:
+        counts = nonfinite(sum(s.nan_count for s in odd), sum(s.inf_count for s in odd))
+        found.append(f"quantized {counts} in {_tensors(len(odd))}")
     if lost := sum(not math.isfinite(s.max_abs_error) for s in tensors):
         found.append(f"{_tensors(lost)} with finite values whose codes are NaN or Inf")
     return found

@@ -61,15 +61,21 @@ def named(path: Path, name: str) -> Iterator[None]:
 
 
 def target(
-    src: str | Path, dst: str | Path | None, to: str | None, container: str, tag: str
+    src: str | Path,
+    dst: str | Path | None,
+    to: str | None,
+    container: str,
+    tag: str,
+    allowed: Sequence[str] = (),
 ) -> tuple[str, str]:
     """Name and container of the output.
 
     Without dst: STEM.tag.CONTAINER beside src, or standard output for standard input; in dst where
     that is a folder. `to`, or else the suffix of dst, names the container; else it is `container`.
+    allowed: the containers that it may be; none given: those that hold what `container` does.
     Raises UsageError where they contradict each other.
     """
-    allowed = ("onnx",) if container == "onnx" else NATIVE
+    allowed = allowed or (("onnx",) if container == "onnx" else NATIVE)
     if to is not None and to not in allowed:
         raise UsageError(
             "--to", f"{to} cannot be written from {container}", f"use {', '.join(allowed)}"
@@ -85,7 +91,7 @@ def target(
     endings = " or ".join(f".{name}" for name in allowed)
     if not suffix and to is None:
         rule = "its name does not say what to write"
-        raise UsageError(str(dst), rule, f"end it in {endings}")
+        raise UsageError(str(dst) or "-o ''", rule, f"end it in {endings}")
     if suffix not in allowed and (to is None or suffix in formats.CONTAINERS):
         raise UsageError(
             str(dst),

@@ -50,7 +50,8 @@ class Target:
             raise UsageError("--target-bits", "contradicts --target-sqnr", "leave one of them out")
         for option, value in (("--target-bits", bits), ("--target-sqnr", sqnr)):
             if value is not None and not (math.isfinite(value) and (value > 0 or bits is None)):
-                raise UsageError(option, f"{value} is no such number", "use for example 4.5")
+                rule = f"{value} is not {'finite' if bits is None else 'above 0'}"
+                raise UsageError(option, rule, "use for example 4.5")
         return cls(bits, sqnr, candidates_of(candidates or ()))
 
     def for_layout(self, name: str, recipe: Recipe) -> list[Words]:

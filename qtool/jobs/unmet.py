@@ -72,12 +72,8 @@ def _holds_nan(source: Source, info: TensorInfo) -> bool:
 
 def _nonfinite(records: Sequence[Mapping[str, Any]]) -> Iterator[Unmet]:
     for record in records:
-        counts = [(record.get(f"{kind}_count", 0), name) for kind, name in _KINDS.items()]
-        if any(count for count, _ in counts):
-            words = " and ".join(f"{count} {name}" for count, name in counts if count)
-            yield record["name"], f"holds {words}"
+        counts = screening.nonfinite(record.get("nan_count", 0), record.get("inf_count", 0))
+        if counts:
+            yield record["name"], f"holds {counts}"
         elif record.get("max_abs_error", 0) is None and record["elements"]:
             yield record["name"], "holds codes that are not finite, of values that are"
-
-
-_KINDS = {"nan": "NaN", "inf": "Inf"}

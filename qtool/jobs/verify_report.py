@@ -68,7 +68,7 @@ class Reference:
         said = self.report["totals"]
         for key in (key for key in _TOTALS if key not in left_out):
             if found[key] != said.get(key):
-                yield None, f"its total {key} is {found[key]}, the report says {said.get(key)}"
+                yield None, f"its total {key} is {_said(found[key], said.get(key))}"
                 return
 
     def _sizes(self, original: Side, quantized: Side) -> Iterator[Problem]:
@@ -143,7 +143,12 @@ def _difference(found: Mapping[str, Any], said: Mapping[str, Any], *, is_onnx: b
     first = next((key for key in ("dtype", "granularity", "sqnr_db") if key in differing), None)
     key = first or differing[0]
     more = f" ({len(differing) - 1} more differ)" if len(differing) > 1 else ""
-    return f"its {key} is {found[key]}, the report says {said.get(key)}{more}"
+    return f"its {key} is {_said(found[key], said.get(key))}{more}"
+
+
+def _said(found: object, said: object) -> str:
+    found, said = ("null" if value is None else value for value in (found, said))
+    return f"{found}, the report says {said}"
 
 
 def _changed(said: Mapping[str, Any], source: Source) -> Iterator[str]:

@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from qtool.errors import FormatError, UsageError
+from qtool.errors import FormatError, UsageError, unreadable
 from qtool.formats import Entry, Source
 from qtool.layouts import LAYOUTS, Layout, native
 from qtool.layouts.provenance import Provenance
@@ -26,6 +26,7 @@ from qtool.spec import TensorInfo
 
 VERSION = 1
 KEY = "qtool"
+_REMEDY = "write or fetch the file anew"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,9 @@ def read_metadata(source: Source) -> Description:
     thing = f"{source.path}: metadata {KEY!r}"
     try:
         described = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(thing, f"is no JSON: {unreadable(error)}", _REMEDY) from error
+    try:
         provenance = Provenance.from_json(described)
         if source.container == "onnx":
             return Description(provenance=provenance)
@@ -73,17 +77,18 @@ def read_metadata(source: Source) -> Description:
         layout = LAYOUTS[described.get("layout", native.name)]
         tensors = described["tensors"].items()
         held = {info.name for info in source.infos()}
-        found = {  # files of qtool's first days do not say whether there are zero points
-            name: Stored.from_json({"zero_point": f"{name}.zero_point" in held, **fields})
-            for name, fields in tensors
-        }
-        for name, stored in found.items():
-            _check(layout, name, stored)
+        found = {}
+        for name, fields in tensors:
+            thing = f"{source.path}: metadata {KEY!r} of tensor {name!r}"
+            # files of qtool's first days do not say whether there are zero points
+            zero_point = {"zero_point": f"{name}.zero_point" in held}
+            found[name] = Stored.from_json({**zero_point, **fields})
+            _check(layout, name, found[name])
         return Description(layout, found, provenance)
     except FormatError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise FormatError(thing, f"cannot be read ({error!r})", "the file is damaged") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(thing, "is not as qtool writes it", _REMEDY) from error
 
 
 def _check(layout: Layout, name: str, stored: Stored) -> None:

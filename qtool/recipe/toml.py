@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from qtool.errors import FormatError, UsageError
+from qtool.errors import FormatError, UsageError, unreadable
 from qtool.recipe.recipe import Recipe
 from qtool.recipe.rule import Rule
 from qtool.recipe.words import WORDS, checked, plain, unknown
@@ -49,7 +49,13 @@ _RULES = "rules"
 _LIMIT = 1 << 24  # bytes
 _DOTS = 1000  # in a key: tomllib takes the square of them
 _TEXT = re.compile(r"""(?:"(?:[^"\\]|\\.)*"|'[^']*')""")
-_KINDS = {str: "a text", int: "a number", float: "a number", list: "texts in [ ]", bool: "a flag"}
+_KINDS = {
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    list: "texts in [ ]",
+    bool: "true or false",
+}
 
 
 def read(path: str | Path) -> Recipe:
@@ -75,7 +81,7 @@ def parsed(data: bytes, path: str, more: Sequence[str] = ()) -> Recipe:
             raise ValueError(f"a line has more than {_DOTS} dots")
         said = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FormatError(path, f"is no TOML: {error}") from error
+        raise FormatError(path, f"is no TOML: {unreadable(error)}") from error
     words: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for key, value in said.items():

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from qtool.dtypes import TARGETS
+from qtool.dtypes import DTYPES, TARGETS
 from qtool.errors import UsageError, nearest
 from qtool.presets import PRESETS
 from qtool.spec import MX_RULES, PRECISIONS, SCALE_DTYPES, SEARCHES
@@ -67,6 +67,8 @@ def parsed(text: str, thing: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word in text.split(","):
         name, equals, value = (part.strip() for part in word.partition("="))
+        if not name:
+            raise UsageError(thing, f"{word!r} is no word", "write for example dtype=int8")
         if name in found:
             raise UsageError(thing, f"gives {name} twice", "leave one of them out")
         found[name] = value if equals else True
@@ -80,7 +82,9 @@ def checked(words: Mapping[str, Any], thing: str) -> dict[str, Any]:
 
 def unknown(name: str, allowed: Iterable[str], thing: str) -> UsageError:
     """The error of a word or value that there is not, with the nearest right one."""
-    return UsageError(thing, f"{name!r} is unknown", nearest(name, [*allowed]))
+    if name in DTYPES:
+        return UsageError(thing, f"{name} is not allowed", f"use {', '.join(allowed)}")
+    return UsageError(thing, f"{name!r} is unknown", nearest(name, allowed))
 
 
 def phrase(words: Words) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +26,17 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
+
+
+class _Table(Table):
+    """A table whose lines end where their text does, not in blanks."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        segments = cast(Iterable[Segment], super().__rich_console__(console, options))
+        for line in Segment.split_lines(segments):
+            text = "".join(segment.text for segment in line)
+            yield from Segment.adjust_line_length(line, cell_len(text.rstrip()))
+            yield Segment.line()
 
 
 def stream(*, err: bool) -> Console:
@@ -133,7 +146,7 @@ def print_line(console: Console, text: str, style: str = "") -> None:
 
 def new_table(*left: str) -> Table:
     """A table without lines, its first columns flush left."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = _Table(box=None, pad_edge=False, header_style="bold")
     for column in left:
         table.add_column(column, no_wrap=True)
     return table

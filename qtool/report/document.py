@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from qtool.errors import FormatError
+from qtool.errors import FormatError, unreadable
 from qtool.report.build import VERSION
 from qtool.report.figures import FIGURES
 
@@ -104,12 +104,8 @@ def read_report(path: str | Path) -> dict[str, Any]:
         report = json.loads(_text(Path(path)), parse_constant=_refuse, parse_float=_finite)
     except OSError as error:
         raise FormatError(thing, f"cannot be read ({error.strerror})", _REMEDY) from None
-    except UnicodeDecodeError:
-        raise FormatError(thing, "is no UTF-8", _REMEDY) from None
-    except RecursionError:
-        raise FormatError(thing, "is JSON that is nested too deep", _REMEDY) from None
-    except ValueError as error:
-        raise FormatError(thing, f"is no JSON object ({error})", _REMEDY) from None
+    except (ValueError, RecursionError) as error:
+        raise FormatError(thing, f"is no JSON object ({unreadable(error)})", _REMEDY) from None
     tool = report.get("tool")
     version = report.get("report_version")
     if not isinstance(tool, dict) or tool.get("name") != "qtool" or type(version) is not int:

@@ -11,10 +11,9 @@ a tensor, or with `total.` before it one of all together.
 
 from __future__ import annotations
 
-import difflib
 import math
 
-from qtool.errors import UsageError
+from qtool.errors import UsageError, nearest
 from qtool.report.figures import FIGURES, NO_NUMBERS
 from qtool.report.tokens import Token, fault, tokens
 from qtool.report.tree import (
@@ -212,6 +211,5 @@ def _unknown(text: str, token: Token, name: str, allowed: list[str]) -> UsageErr
     if name in NO_NUMBERS:
         remedy = "choose tensors by their names with 'on PATTERN'"
         return fault(text, token.start, f"{name} is no number", remedy)
-    near = difflib.get_close_matches(name.lower(), allowed, 1, 0.5)
-    remedy = f"use {near[0]}" if near else "use a number of a report, such as sqnr_db"
+    remedy = nearest(name, allowed, "use a number of a report, such as sqnr_db")
     return fault(text, token.start, f"there is no figure {name!r}", remedy)

@@ -45,7 +45,7 @@ def _check_percentile(method: str) -> None:
         raise SpecError(
             "method",
             f"{method!r} is unknown",
-            nearest(method, _NAMES, METHODS),
+            nearest(method, _NAMES, f"use {METHODS}"),
         )
     if not 0 < float(match[1]) <= 100:
         raise SpecError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from qtool.dtypes import DTYPES, TARGETS, DType, DTypeLike, names, resolve, resolve_target
-from qtool.errors import SpecError, nearest
+from qtool.errors import SpecError
 from qtool.spec.granularity import Blocked, Granularity, PerTensor, Tiled
 from qtool.spec.methods import SEARCHES, symmetry
 
@@ -260,11 +260,7 @@ class QuantSpec:
 def _one_of(thing: str, value: DTypeLike | None, allowed: tuple[DType, ...]) -> DType | None:
     if value is None or (isinstance(value, int) and value == 0):
         return None
-    try:
-        dtype = resolve(value, thing)
-    except SpecError as error:
-        remedy = nearest(value, [dtype.name for dtype in allowed])
-        raise SpecError(thing, error.rule, remedy) from None
+    dtype = resolve(value, thing, allowed)
     if dtype not in allowed:
         raise SpecError(thing, f"{dtype} is not allowed", "use " + names(allowed))
     return dtype
