@@ -16,7 +16,8 @@
 set -euo pipefail
 
 [ $# -ge 2 ] || { echo 'usage: release.sh MODEL FOLDER [RECIPE]' >&2; exit 2; }
-model=$(realpath -s -- "$1")
+given=$1
+model=$(realpath -s -- "$given")
 command -v qtool >/dev/null || { echo 'release: qtool is not installed' >&2; exit 1; }
 recipe=$(realpath -s -- "${3:-$(dirname -- "$0")/recipe.toml}")
 mkdir -p -- "$2"
@@ -41,6 +42,7 @@ fi
 # All work is done in a folder of its own, which goes away with the script.
 staging=$(mktemp -d -- "$folder/.release.XXXXXX")
 leave() {
+    [ $? = 0 ] || echo "release: nothing is released; messages call $given ${source-$model}" >&2
     report=$staging/release/report.json
     [ ! -e "$report" ] || mv -- "$report" "$folder/failed.json"
     rm -rf -- "$staging"
