@@ -73,7 +73,7 @@ def nearest(word: object, allowed: Iterable[str], otherwise: str | None = None) 
 
     allowed = list(allowed)
     for spelling in (str(word), str(word).lower()):
-        for best in difflib.get_close_matches(spelling, allowed, 1, 0.5):
+        for best in difflib.get_close_matches(spelling, allowed, 1, 0.55):
             cutoff = 0.85 * difflib.SequenceMatcher(None, best, spelling).ratio()
             *others, last = difflib.get_close_matches(spelling, allowed, 3, cutoff)
             return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"

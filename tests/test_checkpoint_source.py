@@ -134,7 +134,8 @@ BROKEN = {
                "damaged"),
     "map-of-numbers": (put(INDEX, '{"weight_map": {"a": 1}}'), f"m/{INDEX}: has no weight_map"),
     "metadata": (put(INDEX, '{"weight_map": {}, "metadata": 1}'), "its metadata is no object"),
-    "no-json": (put(INDEX, "{"), f"m/{INDEX}: is not valid JSON: Expecting property name"),
+    "no-json": (put(INDEX, "{"), f"m/{INDEX}: is not valid JSON: expecting property name "
+                "enclosed in double quotes at line 1, column 2"),
     "no-object": (put(INDEX, "[]"), f"m/{INDEX}: holds no JSON object; the file is damaged"),
     "key-twice": (put(INDEX, '{"weight_map": {"a": "b", "a": "c"}}'),
                   f"m/{INDEX}: is not valid JSON: the key 'a' appears twice"),

@@ -100,7 +100,7 @@ def test_a_planted_nan_fails(model: Path) -> None:
 def test_wrong_usage(model: Path) -> None:
     start = ["quantize", model, "--dtype", "int8"]
     assert refused(*start, "--fail-if", "sqnr < 20", code=2) == (
-        "--fail-if: 'sqnr < 20': there is no figure 'sqnr' at column 1; use sqnr_db"
+        "--fail-if: 'sqnr < 20': there is no figure 'sqnr' at column 1; did you mean sqnr_db?"
     )
     gate = ["--fail-if", "sqnr_db worse by 1"]
     assert "--baseline" in refused(*start, *gate, code=2)

@@ -198,7 +198,7 @@ def test_matmul_nbits_holds_weights_of_several_kinds() -> None:
         ("--dtype int4 --scale 0.5", ["c: method=absmax"],
          "--scale: replaces --method and --symmetric; leave one of them out"),
         ("--dtype int4", ["c: dtpye=int8"],
-         "rule 'c: dtpye=int8': 'dtpye' is unknown; use dtype"),
+         "rule 'c: dtpye=int8': 'dtpye' is unknown; did you mean dtype?"),
         ("--dtype float8e4m3fn", ["c: symmetric=false"],
          "rule 'c': symmetric: float8e4m3fn has no zero point to shift its grid by; "
          "quantize float types symmetrically"),
@@ -398,7 +398,7 @@ def test_options_take_precedence_over_a_recipe() -> None:
 
 def test_a_wrong_recipe_stops_before_anything_is_written() -> None:
     Path("r.toml").write_text('dtype = "int8"\n[[rules]]\npattern = "a"\nblok_size = 3\n')
-    message = "r.toml: rule 1, 'a': 'blok_size' is unknown; use block_size"
+    message = "r.toml: rule 1, 'a': 'blok_size' is unknown; did you mean block_size?"
     assert refused("quantize", "m.safetensors", "--recipe", "r.toml", code=2) == message
     assert refused("recipe", "--recipe", "r.toml", code=2) == message
     Path("r.toml").write_text("dtype = int8\n")

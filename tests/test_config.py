@@ -121,7 +121,7 @@ def test_a_variable_that_is_misspelt_is_wrong_usage(
     for words in (["quantize", "m.safetensors", "--dtype", "int8"], ["recipe", "--dtype", "int8"]):
         assert refused(*words, code=2) == (
             f"QTOOL_QUANTIZE_{name}: no option of `qtool {words[0]}` has this variable; "
-            f"use QTOOL_QUANTIZE_{near}"
+            f"did you mean {near}?"
         )
     ok("quantize", "--help")
     assert not Path("m.int8.safetensors").exists()
@@ -239,10 +239,15 @@ def test_another_file_or_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 WRONG = [
-    ("dtpye = 'int8'", 2, "qtool.toml: dtpye: is unknown; use dtype"),
+    ("dtpye = 'int8'", 2, "qtool.toml: dtpye: is unknown; did you mean dtype or dtypes?"),
     ("[quantize]\nblok-size = 8", 2, "qtool.toml: blok-size in [quantize]: is unknown; "
-     "use block-size"),
-    ("[quantise]\ndtype = 'int8'", 2, "qtool.toml: [quantise]: is unknown; use quantize"),
+     "did you mean block-size?"),
+    ("[quantise]\ndtype = 'int8'", 2,
+     "qtool.toml: [quantise]: is unknown; did you mean quantize or dequantize?"),
+    ("[quantize]\nx = 1", 2,
+     "qtool.toml: x in [quantize]: is unknown; `qtool quantize --help` names all"),
+    ("x = 1", 2, "qtool.toml: x: is unknown; `qtool COMMAND --help` names all"),
+    (f"jobs = {'1' * 5000}", 1, "qtool.toml: is no TOML: a number in it has too many digits"),
     ("[quantize]\nblock-size = '8'", 2, "qtool.toml: block-size in [quantize]: is '8'; "
      "give a number"),
     ("[quantize]\nblock-size = 8.5", 2, "block-size in [quantize]: is 8.5; give a number"),
@@ -282,7 +287,7 @@ def test_what_is_wrong_in_a_file_is_one_line(
 
 def test_the_whole_file_is_checked_whatever_the_command(folder: Path) -> None:
     configure("[quantize]\ndtpye = 'int8'\n")
-    assert "use dtype" in refused("dtypes", code=2)
+    assert "did you mean dtype?" in refused("dtypes", code=2)
 
 
 def test_a_key_for_all_commands_is_for_those_that_its_value_fits(folder: Path) -> None:
@@ -336,7 +341,9 @@ def test_parents_that_cannot_be_entered_are_passed_over(
     configure("dtpye = 1\n")
     Path("sub").mkdir()
     monkeypatch.chdir("sub")
-    assert refused("recipe", code=2) == "../qtool.toml: dtpye: is unknown; use dtype"
+    assert refused("recipe", code=2) == (
+        "../qtool.toml: dtpye: is unknown; did you mean dtype or dtypes?"
+    )
     monkeypatch.setattr(os, "stat", denied)  # root, who runs tests, is never refused
     assert config.loaded(None) is None
 

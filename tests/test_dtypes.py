@@ -175,18 +175,26 @@ def test_resolve_refuses_what_is_no_element_type(value: Any) -> None:
         resolve(value, "output_dtype")
     assert error.value.thing == "output_dtype"
     assert error.value.rule == f"{value!r} is not an element type"
-    assert error.value.remedy == "use one of " + ", ".join(DTYPES)
+    assert error.value.remedy == (
+        "did you mean int4, uint4 or int64?" if value == "INT4" else "use " + ", ".join(DTYPES)
+    )
 
 
 @pytest.mark.parametrize(
     ("value", "right"),
-    [("itn4", "int4"), ("float8_e4m3fn", "float8e4m3fn"), ("bfloat", "bfloat16")],
+    [
+        ("itn4", "int4 or uint4"),
+        ("int9", "int8, int4 or int2"),
+        ("float8", "float8e5m2 or float8e4m3fn"),
+        ("e2m1", "float4e2m1"),
+        ("bfloat", "bfloat16 or float16"),
+    ],
 )
-def test_resolve_names_the_nearest_type(value: str, right: str) -> None:
+def test_resolve_names_the_nearest_types(value: str, right: str) -> None:
     with pytest.raises(SpecError) as error:
-        resolve_target(value) if right in TARGET_NAMES else resolve(value)
+        resolve(value) if value == "bfloat" else resolve_target(value)
     assert error.value.thing == "dtype"
-    assert error.value.remedy == f"use {right}"
+    assert error.value.remedy == f"did you mean {right}?"
 
 
 @pytest.mark.parametrize("name", [n for n in BITS if n not in TARGET_NAMES])

@@ -363,25 +363,25 @@ INT8_3 = QuantSpec("int8", PerAxis(0))
             INT8_3,
             1.0,
             128,
-            "zero_point of w: a value that int8 cannot hold; use values in [-128, 127]",
+            "zero_point of w: a value that int8 cannot hold; use whole values in [-128, 127]",
         ),
         (
             INT8_3,
             1.0,
             0.5,
-            "zero_point of w: a value that int8 cannot hold; use values in [-128, 127]",
+            "zero_point of w: a value that int8 cannot hold; use whole values in [-128, 127]",
         ),
         (
             INT8_3,
             1.0,
             float("nan"),
-            "zero_point of w: a value that int8 cannot hold; use values in [-128, 127]",
+            "zero_point of w: a value that int8 cannot hold; use whole values in [-128, 127]",
         ),
         (
             QuantSpec("uint4", PerTensor()),
             1.0,
             -1,
-            "zero_point of w: a value that uint4 cannot hold; use values in [0, 15]",
+            "zero_point of w: a value that uint4 cannot hold; use whole values in [0, 15]",
         ),
         (INT8_3, None, 1, "zero_point of w: given without a scale; give both"),
         (
@@ -424,11 +424,11 @@ def test_a_chosen_scale_that_precision_cannot_hold_is_named_with_its_place() -> 
     [
         (
             np.array([[1, 2], [np.nan, np.inf]], np.float32),
-            "tensor w: nan at [1, 0], 2 of 4 values: is not finite",
+            "tensor w: nan at [1, 0]: 2 of 4 values are not finite",
         ),
-        (np.array([1, -np.inf], np.float16), "tensor w: -inf at [1], 1 of 2 values: is not finite"),
-        (np.array(np.nan, ml_dtypes.bfloat16), "tensor w: nan at [], 1 of 1 values: is not finite"),
-        (np.array([0, 1e39]), "tensor w: 1e+39 at [1], 1 of 2 values: overflows float32"),
+        (np.array([1, -np.inf], np.float16), "tensor w: -inf at [1]: 1 of 2 values is not finite"),
+        (np.array(np.nan, ml_dtypes.bfloat16), "tensor w: nan at []: 1 of 1 value is not finite"),
+        (np.array([0, 1e39]), "tensor w: 1e+39 at [1]: 1 of 2 values is not finite in float32"),
     ],
 )
 def test_values_that_are_not_finite_are_refused_with_the_first_place(

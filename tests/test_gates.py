@@ -159,10 +159,10 @@ def test_an_expression_holds_or_not(text: str, holds: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sqnr < 20", "there is no figure 'sqnr' at column 1; use sqnr_db"),
-        ("1 > SQNR_DB", "there is no figure 'SQNR_DB' at column 5; use sqnr_db"),
+        ("sqnr < 20", "there is no figure 'sqnr' at column 1; did you mean sqnr_db?"),
+        ("1 > SQNR_DB", "there is no figure 'SQNR_DB' at column 5; did you mean sqnr_db?"),
         ("total.bits_per_wieght > 4",
-         "there is no figure 'bits_per_wieght' at column 1; use bits_per_weight"),
+         "there is no figure 'bits_per_wieght' at column 1; did you mean bits_per_weight?"),
         ("xyz > 4",
          "there is no figure 'xyz' at column 1; use a number of a report, such as sqnr_db"),
         ("dtype == 4", "dtype is no number at column 1; choose tensors by their names with 'on "
@@ -202,8 +202,9 @@ def test_an_expression_holds_or_not(text: str, holds: bool) -> None:
          "there is no unit 'KB' at column 18; use %, dB, B, kB, MB, GB, TB"),
         ("elements < 1_000", "there is no unit '_000' at column 13; use %, dB, B, kB, MB, GB, TB"),
         ("mse < 1e999", "1e999 is too large at column 7"),
-        ("mse < nan", "there is no figure 'nan' at column 7; use nan_count"),
-        ("mse < inf", "there is no figure 'inf' at column 7; use min"),
+        ("mse < nan", "there is no figure 'nan' at column 7; use a number of a report, such as "
+                     "sqnr_db"),
+        ("mse < inf", "there is no figure 'inf' at column 7; did you mean min?"),
         ("min worse by 1", "min has no direction that is worse at column 1; use one of error or "
                            "size, such as sqnr_db"),
         ("sqnr_db worse 1", "'by' is wanted, not '1' at column 15"),
@@ -736,14 +737,15 @@ def test_what_is_no_report_is_refused(real: tuple[Report, Path], tmp_path: Path)
     for data in (b"", b"[]", b"3", b"\xef\xbb\xbf{}", b'{"a": "\0"}', b"{\0\0\0\0\0\0\0{}"):
         assert no_report(path, data) == start
     assert no_report(path, b"{") == (
-        "is no JSON object (Expecting property name enclosed in double quotes: line 1 column 2 "
-        "(char 1))"
+        "is no JSON object (expecting property name enclosed in double quotes at line 1, column 2)"
     )
-    assert no_report(path, b'{"\xff": 1}') == "is no UTF-8"
+    assert no_report(path, b'{"\xff": 1}') == "is no JSON object (its byte 2 is no UTF-8)"
     assert no_report(path, b'{"a": NaN}') == "is no JSON object (it holds NaN)"
     assert no_report(path, b'{"a": [-1e999]}') == "is no JSON object (it holds -1e999)"
-    assert no_report(path, b'{"a":' * 100_000) == "is JSON that is nested too deep"
-    assert no_report(path, b'{"a":' + b"[" * 100_000) == "is JSON that is nested too deep"
+    assert no_report(path, b'{"a":' * 100_000) == "is no JSON object (it is nested too deeply)"
+    assert (
+        no_report(path, b'{"a":' + b"[" * 100_000) == "is no JSON object (it is nested too deeply)"
+    )
     no_qtool = "is no report of qtool's"
     for data in (b"{}", b'{"tool": 3}', b'{"tool": {"name": "x"}}', b'{"tool": {"name": "qtool"}}',
                  changed(report_version=True), changed(report_version="1")):  # fmt: skip

@@ -238,7 +238,7 @@ def test_a_magnitude_is_refused_where_an_element_is_not_finite(
             quantize(x, asked)
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
-    assert messages[0].startswith("tensor w: nan at [0, 0], 3 of 41107 values: is not finite")
+    assert messages[0].startswith("tensor w: nan at [0, 0]: 3 of 41107 values are not finite")
 
 
 @pytest.mark.parametrize("target", ["int4", "uint8", "float8e4m3fn", "float6e3m2"])
@@ -360,7 +360,7 @@ def test_a_value_that_is_not_finite_is_named_as_in_the_plain_path(
     x = values((100, 384), np.float32, 0, nonfinite=False)
     x[20, 7], x[90, 1] = -np.inf, np.nan
     asked = request("w", x.shape, DTYPES["float32"], QuantSpec("int8", PerAxis(0)), None, None)
-    text = "tensor w: -inf at [20, 7], 2 of 38400 values: is not finite; mend the weights, or use "
+    text = "tensor w: -inf at [20, 7]: 2 of 38400 values are not finite; mend the weights, or use "
     for quantize in (plain.quantize, lambda x, asked: stream.quantize_array(x, asked, jobs=jobs)):
         with pytest.raises(TensorError) as caught:
             quantize(x, asked)
@@ -536,6 +536,6 @@ def test_signalling_nan_gives_no_warning_and_empty_tensors_take_the_plain_path()
     spec = QuantSpec("int8", PerTensor())
     asked = request("x", x.shape, DTYPES["bfloat16"], spec, None, None)
     for quantize in (plain.quantize, lambda x, asked: stream.quantize_array(x, asked, jobs=1)):
-        with pytest.raises(TensorError, match=r"nan at \[0\], 5000 of 5000 values: is not finite"):
+        with pytest.raises(TensorError, match=r"nan at \[0\]: 5000 of 5000 values are not finite"):
             quantize(x, asked)
     assert not can_stream(request("x", (3, 0), DTYPES["bfloat16"], spec, None, None))

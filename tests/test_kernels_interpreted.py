@@ -113,7 +113,7 @@ def test_what_is_not_finite_is_named_with_its_place(method: str, *, given: bool)
     asked = engine.request("w", x.shape, DTYPES["float32"], spec, scale, None)
     with pytest.raises(TensorError) as error:
         stream.quantize_array(x, asked, jobs=1)
-    said = "tensor w: -inf at [1, 7], 2 of 150 values: is not finite; mend the weights, or use "
+    said = "tensor w: -inf at [1, 7]: 2 of 150 values are not finite; mend the weights, or use "
     assert str(error.value).startswith(said)
 
 

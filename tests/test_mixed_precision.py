@@ -244,8 +244,8 @@ def test_what_no_candidate_suits_is_left_alone_for_its_own_reason() -> None:
          "the least is 4.25"),
         ("--target-bits 4 --target-sqnr 3", 2,
          "--target-bits: contradicts --target-sqnr; leave one of them out"),
-        ("--target-bits 0", 2, "--target-bits: 0.0 is no such number; use for example 4.5"),
-        ("--target-sqnr nan", 2, "--target-sqnr: nan is no such number; use for example 4.5"),
+        ("--target-bits 0", 2, "--target-bits: 0.0 is not above 0; use for example 4.5"),
+        ("--target-sqnr nan", 2, "--target-sqnr: nan is not finite; use for example 4.5"),
         ("--dtype int4 --candidates int8", 2, "--candidates: are chosen from for a --target-bits "
          "or --target-sqnr; give one"),
         ("--target-bits 4 --dtype int4", 2, "--dtype: the candidates say the type; leave it out"),
@@ -254,7 +254,7 @@ def test_what_no_candidate_suits_is_left_alone_for_its_own_reason() -> None:
         ("--target-bits 5 --block-size 32", 2, "--block-size: the candidates say how long blocks "
          "are; leave it out, or use --candidates int4,int8"),
         ("--target-bits 4 --candidates int4:32,in8", 2,
-         "candidate 'int4:32,in8': dtype: 'in8' is unknown; use int8"),
+         "candidate 'int4:32,in8': dtype: 'in8' is unknown; did you mean int8?"),
         ("--target-bits 4 --candidates int4:32,nvfp4", 2,
          "candidate 'int4:32,nvfp4': nvfp4 is a preset; give it by --candidates preset=nvfp4"),
         ("--target-bits 4 --method foo", 2, "--method: 'foo' is unknown; "

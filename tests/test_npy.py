@@ -306,7 +306,7 @@ def test_source_dtype_says_what_the_bits_are(
             plain("<V2", "(1,)", "803f"),
             None,
             "holds raw elements of 2 bytes; say what they are with --source-dtype: "
-            "int16, uint16, float16, bfloat16",
+            "int16, uint16, float16, bfloat16, or save them as float32",
             id="nothing-said",
         ),
         pytest.param(

@@ -129,9 +129,9 @@ def test_opening_reads_headers_alone_and_reading_checks_the_data(tmp_path: Path)
     assert [(info.name, info.shape) for info in source.infos()] == [("w", (100, 200))]
     with pytest.raises(FormatError) as caught:
         source.read("w")
-    expected = f"{source.path}, w.npy: damaged zip archive: Bad CRC-32 for file 'w.npy'"
+    expected = f"{source.path}, w.npy: damaged zip archive; write or fetch the file anew"
     assert str(caught.value) == expected
-    with pytest.raises(FormatError, match="Bad CRC-32"):
+    with pytest.raises(FormatError, match="damaged zip archive"):
         list(source.chunks("w"))
     source.close()
 
@@ -182,7 +182,7 @@ def test_metadata_without_stored_types_is_kept_too(tmp_path: Path) -> None:
     [
         pytest.param(noted(b"{"), "is not JSON", id="json"),
         pytest.param(noted(b"[" * 100_000), "is not JSON", id="deep-json"),
-        pytest.param(noted(b"\xff\xfe"), "is not UTF-8", id="utf-8"),
+        pytest.param(noted(b"\xff\xfe"), "its byte 0 is no UTF-8", id="utf-8"),
         pytest.param(noted([1]), 'malformed metadata; "stored" must map', id="list"),
         pytest.param(noted({"stored": [1]}), 'malformed metadata; "stored" must map', id="stored"),
         pytest.param(noted({"stored": {"w": "f9"}}), "stored type of w is 'f9', which", id="f9"),
@@ -216,7 +216,7 @@ def test_raw_members_need_a_source_dtype(tmp_path: Path) -> None:
         NpzSource(path)
     assert str(caught.value) == (
         f"{path}, b.npy: holds raw elements of 2 bytes; say what they are with --source-dtype: "
-        "int16, uint16, float16, bfloat16"
+        "int16, uint16, float16, bfloat16, or save them as float32"
     )
 
 
@@ -254,10 +254,12 @@ ONE = archive({"w.npy": npy(WEIGHT)})
 DEFLATED = archive({"w.npy": npy(np.zeros(5000))}, zipfile.ZIP_DEFLATED)
 DEFLATED_SIZE = zipfile.ZipFile(io.BytesIO(DEFLATED)).getinfo("w.npy").compress_size
 REFUSED = [
-    pytest.param(b"", ": damaged zip archive: File is not a zip file", id="empty"),
-    pytest.param(npy(WEIGHT), ": damaged zip archive: File is not a zip file", id="npy"),
-    pytest.param(pickle.dumps({"w": 1}), ": damaged zip archive: File is not a zip", id="pickle"),
-    pytest.param(ONE[:-30], ": damaged zip archive: File is not a zip file", id="truncated"),
+    pytest.param(b"", ": damaged zip archive; write or fetch the file anew", id="empty"),
+    pytest.param(npy(WEIGHT), ": damaged zip archive; write or fetch the file anew", id="npy"),
+    pytest.param(
+        pickle.dumps({"w": 1}), ": damaged zip archive; write or fetch the file anew", id="pickle"
+    ),
+    pytest.param(ONE[:-30], ": damaged zip archive; write or fetch the file anew", id="truncated"),
     pytest.param(
         archive({"w.npy": npy(WEIGHT), "README.txt": b"hello"}),
         ", README.txt: is not a .npy member; an .npz archive holds arrays",
@@ -309,7 +311,7 @@ REFUSED = [
     ),
     pytest.param(
         patched(ONE, LOCAL, 0, b"PK\x03\x05"),
-        ", w.npy: damaged zip archive: Bad magic",
+        ", w.npy: damaged zip archive; write or fetch the file anew",
         id="local-header",
     ),
     pytest.param(

@@ -246,7 +246,7 @@ def test_standard_input_and_output(report: Path) -> None:
     ("options", "line"),
     [
         (("-o", "page.pdf"), "page.pdf: cannot be written as pdf; use .html, .md, .csv, .png"),
-        (("-o", "page"), "page: cannot be written as no suffix; use .html, .md, .csv, .png"),
+        (("-o", "page"), "page: its name does not say what to write; use .html, .md, .csv, .png"),
         (
             ("-o", "page.md", "--to", "csv"),
             "page.md: its suffix contradicts --to csv; leave one of them out",

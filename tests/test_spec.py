@@ -238,10 +238,11 @@ METHODS = "absmax, minmax, mse, optimal, entropy or percentile:P with P in (0, 1
 # fmt: off
 REFUSED = [
     ("float32", PerTensor(), {}, "dtype: QuantizeLinear does not produce float32; use one of "),
-    ("int9", PerTensor(), {}, "dtype: 'int9' is not an element type; use int8"),
-    ("int8", PerTensor(), {"method": "ms"}, "method: 'ms' is unknown; use mse"),
+    ("int9", PerTensor(), {},
+     "dtype: 'int9' is not an element type; did you mean int8, int4 or int2?"),
+    ("int8", PerTensor(), {"method": "ms"}, "method: 'ms' is unknown; did you mean mse?"),
     ("int8", PerTensor(), {"scale_dtype": "bfloat"},
-     "scale_dtype: 'bfloat' is not an element type; use bfloat16"),
+     "scale_dtype: 'bfloat' is not an element type; did you mean bfloat16?"),
     ("int8", PerTensor(), {"method": "median"},
      f"method: 'median' is unknown; use {METHODS}"),
     ("int8", PerTensor(), {"method": "percentile"},

@@ -76,7 +76,8 @@ def check_variables(ctx: Any) -> None:
     if not unknown:
         return
     name = min(unknown)
-    remedy = nearest(name, known, f"`qtool {ctx.command.name} --help` names all")
+    words = [word.removeprefix(prefix) for word in (name, *sorted(known))]
+    remedy = nearest(words[0], words[1:], f"`qtool {ctx.command.name} --help` names all")
     raise UsageError(name, f"no option of `qtool {ctx.command.name}` has this variable", remedy)
 
 

@@ -183,7 +183,8 @@ def nonfinite_error(asked: Request, first: int, value: Any, bad: int) -> TensorE
     """
     index = [int(i) for i in np.unravel_index(first, asked.shape)]
     count = math.prod(asked.shape)
-    rule = f"{bad} of {count} values {'is' if bad == 1 else 'are'} not finite"
+    many = f"{count} value" + "s" * (count != 1)
+    rule = f"{bad} of {many} {'is' if bad == 1 else 'are'} not finite"
     return TensorError(
         f"tensor {asked.name}",
         f"{value} at {index}: {rule}{' in float32' if math.isfinite(value) else ''}",
