@@ -565,7 +565,7 @@ def test_an_error_before_the_first_shard_leaves_nothing(folder: Path, tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
     ok("quantize", folder, "--dtype", "int8", "-o", tmp_path / "q", "--nonfinite", "allow")
     report = strict((tmp_path / "q.report.json").read_text())
-    assert report["warnings"] == ["quantized 1 NaN in 1 tensor"]
+    assert report["warnings"] == ["quantized 1 Inf in 1 tensor"]
 
 
 def test_a_folder_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:

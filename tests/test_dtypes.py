@@ -187,7 +187,7 @@ def test_resolve_refuses_what_is_no_element_type(value: Any) -> None:
         ("int9", "int8, int4 or int2"),
         ("float8", "float8e5m2 or float8e4m3fn"),
         ("e2m1", "float4e2m1"),
-        ("bfloat", "bfloat16 or float16"),
+        ("bfloat", "bfloat16, float64 or float32"),
     ],
 )
 def test_resolve_names_the_nearest_types(value: str, right: str) -> None:

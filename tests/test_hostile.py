@@ -403,7 +403,7 @@ def test_an_absurd_block_in_metadata_is_refused(key: str, size: object, tmp_path
     said["tensors"]["w"][key] = [size, 8] if key == "tile" else size
     save_file(load_file(made), made, {"qtool": json.dumps(said)})
     for command in ("inspect", "dequantize"):
-        assert "metadata 'qtool': cannot be read" in refused(command, made)
+        assert "metadata 'qtool' of tensor 'w': is not as qtool writes it" in refused(command, made)
 
 
 # ------------------------------------------------------------------------------------ what is said

@@ -144,7 +144,7 @@ REFUSED = [
     ("quantize a.npy sub/../a.npz --dtype int8", "sub/../a.npz: would be written where"),
     ("quantize a.npy sub/a.npy --dtype int8 -o out/", "sub/a.npy: would be written where"),
     ("quantize a.npy sub/a.npy --dtype int8 --report out/", "sub/a.npy: would be written where"),
-    ("dequantize a.npy a.npy", "a.npy: would be written where"),
+    ("dequantize a.npy a.npy", "a.npy: is given twice; leave one of them out"),
     ("quantize model model/ --dtype int8", "model/: would be written where"),
     ("quantize - --dtype int8 -o out/", "-o out/: standard input has no name of its own"),
     ("quantize - --dtype int8 --json-lines", "--json-lines: standard output carries the file"),

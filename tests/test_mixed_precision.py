@@ -254,7 +254,7 @@ def test_what_no_candidate_suits_is_left_alone_for_its_own_reason() -> None:
         ("--target-bits 5 --block-size 32", 2, "--block-size: the candidates say how long blocks "
          "are; leave it out, or use --candidates int4,int8"),
         ("--target-bits 4 --candidates int4:32,in8", 2,
-         "candidate 'int4:32,in8': dtype: 'in8' is unknown; did you mean int8?"),
+         "candidate 'int4:32,in8': dtype: 'in8' is unknown; did you mean int8 or uint8?"),
         ("--target-bits 4 --candidates int4:32,nvfp4", 2,
          "candidate 'int4:32,nvfp4': nvfp4 is a preset; give it by --candidates preset=nvfp4"),
         ("--target-bits 4 --method foo", 2, "--method: 'foo' is unknown; "

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qtool.dtypes import DTYPES
+from qtool.dtypes import DTYPES, TARGETS
 from qtool.errors import FormatError, UsageError
 from qtool.recipe import Recipe, Rule, effective, escaped, over, toml
 from qtool.recipe.patterns import Patterns
@@ -62,10 +62,11 @@ def test_skip_is_a_rule() -> None:
         ("w: dtpye=int8", "rule 'w: dtpye=int8': 'dtpye' is unknown; did you mean dtype?"),
         ("w: blocksize=8",
          "rule 'w: blocksize=8': 'blocksize' is unknown; did you mean block_size?"),
-        ("w: dtype=float16", "rule 'w: dtype=float16': dtype: float16 is not allowed; use int2, "),
+        ("w: dtype=float16",
+         f"rule 'w: dtype=float16': dtype: float16 is not allowed; use {', '.join(map(str, TARGETS))}"),
         ("w: dtype=int8,", "rule 'w: dtype=int8,': '' is no word; write for example dtype=int8"),
         ("w: skp", "rule 'w: skp': 'skp' is unknown; did you mean skip?"),
-        ("w: dtype=in8", "rule 'w: dtype=in8': dtype: 'in8' is unknown; did you mean int8?"),
+        ("w: dtype=in8", "rule 'w: dtype=in8': dtype: 'in8' is unknown; did you mean int8 or uint8?"),
         ("w: dtype=flaot4e2m1", "rule 'w: dtype=flaot4e2m1': dtype: 'flaot4e2m1' is unknown; "
          "did you mean float4e2m1?"),
         ("w: preset=w4a61",

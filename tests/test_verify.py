@@ -848,7 +848,7 @@ def test_a_figure_that_the_report_lacks_differs(figure: str, pair: tuple[Path, P
     ((tensor, problem),) = problems(*pair)
     assert tensor == report["tensors"][0]["name"]
     assert problem.startswith(f"its {figure} is ")
-    assert problem.endswith(", the report says None")
+    assert problem.endswith(", the report says null")
 
 
 @pytest.mark.parametrize("figure", ["tensors", "sqnr_db", "clipped", "bytes_after"])

@@ -83,7 +83,7 @@ def dequantize_linear(
             f"DequantizeLinear does not take {source}",
             "give codes of a quantized type or int32",
         )
-    scale_dtype = _one_of(resolve(x_scale.dtype, "x_scale"), DQ_SCALES, "x_scale")
+    scale_dtype = _one_of(x_scale.dtype, DQ_SCALES, "x_scale")
     zero_point = None if x_zero_point is None else np.asarray(x_zero_point)
     if zero_point is not None:
         if resolve(zero_point.dtype, "x_zero_point") != source:
@@ -91,8 +91,7 @@ def dequantize_linear(
         if source.name == "int32":
             raise SpecError("x_zero_point", "int32 has no zero point", "leave it out")
         check_same_shape(x_scale, zero_point, "x_scale", "x_zero_point")
-    output = resolve(output_dtype, "output_dtype") if output_dtype else scale_dtype
-    _one_of(output, PRECISIONS, "output_dtype")
+    output = _one_of(output_dtype or scale_dtype, PRECISIONS, "output_dtype")
     layout = (x.shape, axis, block_size)
     scale = expand(x_scale, *layout, "x_scale")
     zero = None if zero_point is None else expand(zero_point, *layout, "x_zero_point")
@@ -109,9 +108,9 @@ def quantize_inputs(
     """The inputs of quantize_linear as arrays, the type of y and that of the division, checked but
     for the shapes."""
     x, scale = np.asarray(x), np.asarray(y_scale)
-    if _one_of(resolve(x.dtype, "x"), SOURCES, "x").name == "float64":
+    if _one_of(x.dtype, SOURCES, "x").name == "float64":
         x = cast(x, FLOAT32)
-    _one_of(resolve(scale.dtype, "y_scale"), Q_SCALES, "y_scale")
+    _one_of(scale.dtype, Q_SCALES, "y_scale")
     divide_in = _precision(precision, resolve(scale.dtype))
     check_scale(cast(scale, divide_in), "y_scale")
     dtype = resolve_target(output, "output_dtype") if output else None
@@ -132,10 +131,11 @@ def quantize_inputs(
 def _precision(value: DTypeLike | None, scale: DType) -> DType:
     if not value:
         return scale if scale in PRECISIONS else FLOAT32
-    return _one_of(resolve(value, "precision"), PRECISIONS, "precision")
+    return _one_of(value, PRECISIONS, "precision")
 
 
-def _one_of(dtype: DType, allowed: Sequence[DType], thing: str) -> DType:
+def _one_of(value: DTypeLike, allowed: Sequence[DType], thing: str) -> DType:
+    dtype = resolve(value, thing, allowed)
     if dtype not in allowed:
         raise SpecError(thing, f"type {dtype} is not allowed", f"use {names(allowed)}")
     return dtype

@@ -57,7 +57,7 @@ def onednn_quantize(
 
 def _destination(dst: DTypeLike) -> DType:
     aliases = {d.onednn: d for d in DTYPES.values() if d.onednn and d.is_target}
-    dtype = aliases.get(str(dst)) or resolve(dst, "dst")
+    dtype = aliases.get(str(dst)) or resolve(dst, "dst", [*aliases.values()])
     if dtype not in aliases.values():
         raise SpecError("dst", f"oneDNN Quantize does not produce {dst}", "use " + names(aliases))
     return dtype
