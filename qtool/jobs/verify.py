@@ -42,8 +42,8 @@ def verify_file(
 ) -> Report:
     """What a quantized file cost, and what is wrong with it, from it and its original.
 
-    original, quantized: files or folders of any container and layout that qtool reads; one of them
-        may be "-".
+    original, quantized: files or folders of any container and layout that qtool reads; one of them,
+        or of them and run, may be "-".
     against: the report of `quantize` that must agree; None: the one beside quantized, where it is
         there. alone: no report at all.
     report: where the Report goes as JSON; None: nowhere.
@@ -70,7 +70,8 @@ def verify_file(
         files = _Files(source, output, str(original), str(quantized), known)
         found = files.compared(progress, threads)
         if run is not None or random is not None:
-            outputs = verify_outputs.compare(source, output, run, random, threads)
+            samples = None if run is None else stack.enter_context(streams.kept(run))
+            outputs = verify_outputs.compare(source, output, samples, random, threads)
             files.add_outputs(found, outputs)
     found["checks"] |= {"run": None if run is None else str(run), "random": random}
     found["seconds"] = round(time.perf_counter() - started, 6)
@@ -90,8 +91,7 @@ def _check_usage(
     alone: bool,
 ) -> None:
     """Refuse options that contradict each other."""
-    if str(original) == str(quantized) == streams.STANDARD:
-        raise UsageError("-", "standard input is one file", "name the other one")
+    streams.check_once(original, quantized, run)
     if alone and against is not None:
         raise UsageError("--against", "contradicts --alone", "leave one of them out")
     if run is not None and random is not None:
