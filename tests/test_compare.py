@@ -319,7 +319,7 @@ def test_values_that_are_no_numbers_stop_it_as_they_stop_quantize() -> None:
     assert {k: told["combinations"][0][k] for k in FIGURES} == {
         k: totals["totals"][k] for k in FIGURES
     }
-    assert told["warnings"] == ["1 NaN and Inf in 1 tensor: they became codes of numbers"]
+    assert told["warnings"] == ["1 NaN and Inf in 1 tensor: quantized as by --nonfinite allow"]
 
 
 def test_a_quantized_source_needs_the_word() -> None:
@@ -346,11 +346,13 @@ def test_it_reads_pipes_and_odd_names() -> None:
         rows = compared("--dtypes", "int8")["combinations"]
         timeless = [{**row, "seconds": 0} for row in told["combinations"]]
         assert timeless == [{**row, "seconds": 0} for row in rows]
+    table = ok("compare", "-", "--dtypes", "int8", stdin=data).out.decode()
+    assert table.startswith("standard input: safetensors, ")
     line = refused("compare", "-", "--dtypes", "int8", stdin=b"no tensors at all")
     assert line.startswith("standard input: ")
     line = refused("compare", "-", "--include", "nope", stdin=data)
     assert line == ("standard input: nothing to quantize: not included (4), pattern 'nope' matches "
-                    "no tensor; use --allow-empty to copy it as it is")  # fmt: skip
+                    "no tensor")  # fmt: skip
 
 
 def test_a_model_without_tensors_has_no_figures() -> None:

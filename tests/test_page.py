@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from command import leftovers, ok, process, refused
 from pages import HOSTILE, Page, data, edited, grown, html, quantized, weights
@@ -167,6 +168,16 @@ def test_words_say_why_there_is_no_sqnr(report: Path) -> None:
     assert [w for w in cells if w in ("exact", "empty", "not finite")] == [
         "exact", "empty", "not finite"
     ]  # fmt: skip
+
+
+def test_tensors_without_a_finite_value_have_a_page(tmp_path: Path) -> None:
+    values = {"nan": np.full((8, 32), np.nan, np.float32), "inf": np.full((8, 32), -np.inf, "f4")}
+    page = html(quantized(tmp_path, values, "--dtype", "int8", "--nonfinite", "allow"))
+    terms = dict(zip(page.all("dt"), page.all("dd"), strict=True))
+    assert terms["NaN values"] == terms["Inf values"] == "256"
+    captions = page.all("figcaption")
+    assert sum("No value is finite." in text for text in captions) == 2
+    assert sum("No error is finite." in text for text in captions) == 2
 
 
 def test_gates_warnings_recipe_hashes_and_skipped_are_shown(report: Path) -> None:

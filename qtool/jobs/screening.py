@@ -63,7 +63,12 @@ def marked(source: Source) -> list[TensorInfo]:
     ]
 
 
-def check_something(plan: Sequence[Planned], recipe: Recipe, source: Source) -> None:
+def check_something(
+    plan: Sequence[Planned],
+    recipe: Recipe,
+    source: Source,
+    remedy: str | None = "use --allow-empty to copy it as it is",
+) -> None:
     """Refuse a file with tensors none of which is quantized."""
     if recipe.options.get("allow_empty") or any(p.spec is not None for p in plan):
         return
@@ -72,7 +77,7 @@ def check_something(plan: Sequence[Planned], recipe: Recipe, source: Source) -> 
     reasons = Counter(p.reason for p in plan).most_common()
     text = ", ".join([*(f"{reason} ({count})" for reason, count in reasons), *idle(recipe, plan)])
     rule = f"nothing to quantize: {text or 'no tensors'}"
-    raise FormatError(str(source.path), rule, "use --allow-empty to copy it as it is")
+    raise FormatError(str(source.path), rule, remedy)
 
 
 def check_room(plan: Sequence[Planned], name: str, container: str) -> None:
@@ -149,7 +154,7 @@ def nonfinite_warnings(tensors: Iterable[Stats]) -> list[str]:
     counts = [s.nan_count + s.inf_count for s in tensors if s.nan_count + s.inf_count]
     if counts:
         many = f"{sum(counts)} NaN and Inf in {_tensors(len(counts))}"
-        found.append(f"{many}: they became codes of numbers")
+        found.append(f"{many}: quantized as by --nonfinite allow")
     if lost := sum(not math.isfinite(s.max_abs_error) for s in tensors):
-        found.append(f"{_tensors(lost)} with finite values whose codes are NaN or Inf")
+        found.append(f"{_tensors(lost)} with finite values that became NaN or Inf")
     return found

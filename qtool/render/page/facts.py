@@ -130,11 +130,9 @@ def totals(report: Record) -> list[tuple[str, str, str]]:
     ]
     given = [(label, figure(found, key), spec, unit) for label, key, spec, unit in extra]
     facts += [(label, number(v, spec, unit), "") for label, v, spec, unit in given if v is not None]
-    specials = [(key, figure(found, f"{key}_count")) for key in ("nan", "inf")]
+    specials = [(name, figure(found, f"{name.lower()}_count")) for name in ("NaN", "Inf")]
     facts = [fact for fact in facts if fact[1] != "-"]
-    return facts + [
-        (f"{key.upper()} values", f"{count:.0f}", "") for key, count in specials if count
-    ]
+    return facts + [(f"{name} values", f"{count:.0f}", "") for name, count in specials if count]
 
 
 def sizes(report: Record) -> list[tuple[str, str, float]]:
