@@ -15,6 +15,7 @@ from qtool.render.text import (
     number,
     place,
     print_line,
+    print_table,
     room,
     safe,
     short_names,
@@ -43,7 +44,7 @@ def planned(plan: dict[str, Any]) -> None:
         table.add_row(name, *cells)
     table.add_section()
     table.add_row("all", *last, style="bold")
-    console.print(table)
+    print_table(console, table)
     _left_alone(plan["skipped"], console)
     before, after = totals["file_bytes_before"], totals["file_bytes_after"]
     ratio = f", {before / after:.2f} times smaller" if after and before > after else ""
