@@ -13,7 +13,7 @@ from qtool import engine, report
 from qtool.dtypes import DTypeLike
 from qtool.errors import FormatError, UsageError
 from qtool.formats import Source
-from qtool.jobs import screening, streams, verify_graph, verify_outputs
+from qtool.jobs import screening, streams, verify_config, verify_graph, verify_outputs
 from qtool.jobs.progress import Progress, Silent
 from qtool.jobs.terms import Terms, check
 from qtool.jobs.verify_recipe import recipe_of
@@ -126,6 +126,9 @@ class _Files:
         problems: list[tuple[str | None, str]] = [(None, fault)] if fault else []
         problems += comparison.problems
         problems += [(None, text) for text in verify_graph.differences(source, self.output)]
+        if not before.is_quantized:
+            told = verify_config.differences(before.infos, self.output)
+            problems += [(None, text) for text in told]
         expected = made is None if known is None else known.report["tensors"]
         if expected and not comparison.records and not comparison.problems:
             problems.append((None, "nothing in it is quantized"))
