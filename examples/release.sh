@@ -41,13 +41,15 @@ fi
 
 # All work is done in a folder of its own, which goes away with the script.
 staging=$(mktemp -d -- "$folder/.release.XXXXXX")
+failing=$staging/release/report.json # what says why, if a check fails now
 leave() {
-    [ $? = 0 ] || echo "release: nothing is released; messages call $given ${source-$model}" >&2
-    report=$staging/release/report.json
-    [ ! -e "$report" ] || mv -- "$report" "$folder/failed.json"
+    code=$?
+    [ $code -eq 0 ] || echo "release: nothing is released; messages call $given ${source-$model}" >&2
+    [ $code -ne 3 ] || [ ! -e "$failing" ] || mv -- "$failing" "$folder/failed.json"
     rm -rf -- "$staging"
 }
 trap leave EXIT
+rm -f -- "$folder/failed.json" # an earlier one
 mkdir "$staging/release" "$staging/again"
 cd "$staging/release"
 source=$(realpath -s --relative-to=. -- "$model") # reports name no folder of this machine
@@ -60,9 +62,11 @@ echo '2. Quantize. No file appears where a gate fails.' >&2
 "${quantize[@]}" "${gates[@]}" --report report.json --hash
 
 echo '3. Read it back: do the file, its original and the report agree?' >&2
-qtool verify "$source" "$name" --against report.json --quiet
+failing=$staging/verified.json
+qtool verify "$source" "$name" --against report.json --report "$failing" --quiet
 
 echo '4. Quantize again, on one thread: are the bytes the same?' >&2
+failing=$staging/again/report.json
 (cd ../again && "${quantize[@]}" --report report.json --jobs 1 --quiet)
 diff -r --exclude=report.json . ../again >&2 || { echo "release: a second run differs" >&2; exit 3; }
 
@@ -74,5 +78,4 @@ while [ -e "$folder/$number" ]; do number=$((number + 1)); done
 ln -s "$number" ../latest
 mv -T -- "$staging/release" "$folder/$number"
 mv -T -- "$staging/latest" "$folder/latest"
-rm -f -- "$folder/failed.json"
 echo "released $folder/$number/$name"

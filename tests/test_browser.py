@@ -49,6 +49,8 @@ def hostile(folder: Path) -> Path:
         named, "hostile.gates.json", gates=[gate, passed], warnings=HOSTILE, command=HOSTILE[2],
         recipe="\n".join(HOSTILE), settings={name: name for name in HOSTILE},
         skipped=[{"name": name, "reason": name} for name in HOSTILE],
+        problems=[{"tensor": name, "problem": name} for name in HOSTILE],
+        outputs=[{"name": name} for name in HOSTILE],
     )  # fmt: skip
     return page_of(report)
 

@@ -396,6 +396,12 @@ def test_options_take_precedence_over_a_recipe() -> None:
     )
 
 
+def test_a_recipe_may_be_written_as_other_systems_write_texts() -> None:
+    Path("r.toml").write_bytes(b'\xef\xbb\xbfdtype = "int4"\r\nblock_size = 32\r\n')
+    said = ok("recipe", "--recipe", "r.toml").out
+    assert said == b'dtype = "int4"\nblock_size = 32\n'
+
+
 def test_a_wrong_recipe_stops_before_anything_is_written() -> None:
     Path("r.toml").write_text('dtype = "int8"\n[[rules]]\npattern = "a"\nblok_size = 3\n')
     message = "r.toml: rule 1, 'a': 'blok_size' is unknown; did you mean block_size?"

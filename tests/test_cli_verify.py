@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import checkpoints
 import numpy as np
 import onnx
 import pytest
@@ -245,3 +246,34 @@ def test_the_report_of_another_file_of_that_stem_is_not_taken(quantized: Path) -
        "int8", "-q")  # fmt: skip
     checks = ok("verify", DIGITS, quantized, "--json", "-q").json["checks"]
     assert checks["report"] is None
+
+
+MISTOLD = {
+    "bits": ("--preset w4a16 --layout compressed-tensors --block-size 32", "config.json",
+             '"num_bits": 4', '"num_bits": 8',
+             "quantization_config.config_groups.group_0.weights.num_bits is 8, its tensors need 4"),
+    "blocks": ("--preset w4a16 --layout mlx --block-size 32", "config.json",
+               '"group_size": 32', '"group_size": 64', "quantization.group_size is 64, its tensors "
+               "need 32"),
+    "left-out": ("--preset fp8 --layout modelopt", "hf_quant_config.json", '"lm_head"', '"model*"',
+                 'quantization.exclude_modules is ["model*"], its tensors need ["lm_head"]'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MISTOLD)
+def test_what_a_folder_tells_its_readers_is_checked(kind: str, tmp_path: Path) -> None:
+    options, file, old, new, message = MISTOLD[kind]
+    layers = [checkpoints.tensors([n], rows=32, columns=128) for n in range(2)]
+    folder, quantized = checkpoints.save(tmp_path / "model", layers), tmp_path / "q"
+    ok("quantize", folder, "-o", quantized, "-q", *options.split())
+    ok("verify", folder, quantized, "-q")
+    text = (quantized / file).read_text()
+    assert old in text
+    (quantized / file).write_text(text.replace(old, new))
+    done = qtool("verify", folder, quantized, "-q")
+    assert done.code == 3
+    assert done.err.splitlines()[0] == f"qtool: {quantized}: {file}: {message}"
+    (quantized / file).write_text("[]" if file != "config.json" else "{}")
+    done = qtool("verify", folder, quantized, "-q", "--alone")
+    assert done.code == 3
+    assert f"qtool: {quantized}: {file}: quantization" in done.err

@@ -346,6 +346,8 @@ def test_it_reads_pipes_and_odd_names() -> None:
         rows = compared("--dtypes", "int8")["combinations"]
         timeless = [{**row, "seconds": 0} for row in told["combinations"]]
         assert timeless == [{**row, "seconds": 0} for row in rows]
+    table = ok("compare", "-", "--dtypes", "int8", stdin=data).out.decode()
+    assert table.startswith("standard input: safetensors, ")
     line = refused("compare", "-", "--dtypes", "int8", stdin=b"no tensors at all")
     assert line.startswith("standard input: ")
     line = refused("compare", "-", "--include", "nope", stdin=data)

@@ -198,7 +198,7 @@ def test_what_the_table_says() -> None:
     assert lines[1].split() == [
         "a.weight", "float32", "int4", "/32", "float32", "1", "1.1", "kB", "196", "B", "5.94",
     ]  # fmt: skip
-    assert lines[4] == "left alone: 1 tensor: not included"
+    assert lines[4] == "left alone: 1 tensor: not included (a.bias)"
     output = plan("quantize", "m.safetensors", "--dtype", "int4", "--block-size", "32",
                   "--include", "*weight", "--exclude", "none*")["output"]  # fmt: skip
     before, after = Path("m.safetensors").stat().st_size, output["bytes"]
@@ -216,6 +216,16 @@ def test_layers_of_one_kind_are_one_row() -> None:
     assert lines[1] == ["model.layers.*.mlp.down_proj.weight", "bfloat16", "int8", "axis", "0",
                         "bfloat16", "3", "6.1", "kB", "3.2", "kB", "8.25"]  # fmt: skip
     assert lines[2][:2] == ["all", "3"]
+
+
+def test_what_is_left_alone_is_named() -> None:
+    done = process("quantize", "folder", "--dtype", "int8", "--dry-run", "--exclude", "*.1.mlp*",
+                   "--include", "*")  # fmt: skip
+    told = [line for line in done.stdout.decode().splitlines() if line.startswith("left alone")]
+    assert told == [
+        "left alone: 3 tensors: rank below 2 (model.layers.*.norm.weight)",
+        "left alone: 1 tensor: excluded (model.layers.1.mlp.down_proj.weight)",
+    ]
 
 
 def test_quiet_says_warnings_alone() -> None:

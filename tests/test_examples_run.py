@@ -55,8 +55,10 @@ def test_make_makes_what_is_older_than_its_source(checkout: Path) -> None:
         f"digits.{kind}{end}" for kind in ("safetensors", "onnx") for end in ("", ".json", ".html")
     }
     assert run(checkout, "make", "-C", "examples", "-q").returncode == 0
-    (checkout / "examples" / "recipe.toml").touch()
-    assert run(checkout, "make", "-C", "examples", "-q").returncode == 1
+    for source in ("recipe.toml", "Makefile"):
+        (checkout / "examples" / source).touch()
+        assert run(checkout, "make", "-C", "examples", "-q").returncode == 1
+        assert run(checkout, "make", "-C", "examples", "-s").returncode == 0
 
 
 def test_make_stops_where_a_check_fails(checkout: Path) -> None:

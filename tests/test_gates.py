@@ -198,6 +198,9 @@ def test_an_expression_holds_or_not(text: str, holds: bool) -> None:
         ("absmax < $x", "'$' has no meaning at column 10"),
         ("sqnr_db < 20 MB", "sqnr_db is not in MB at column 11; leave the unit out"),
         ("bytes_after < 20 dB", "bytes_after is not in dB at column 15; leave the unit out"),
+        ("sqnr_db < 20%", "sqnr_db is not in % at column 11; leave the unit out"),
+        ("50% <= total.file_bytes_after", "file_bytes_after is not in % at column 1; leave the "
+                                          "unit out"),
         ("bytes_after < 20 KB",
          "there is no unit 'KB' at column 18; use %, dB, B, kB, MB, GB, TB"),
         ("elements < 1_000", "there is no unit '_000' at column 13; use %, dB, B, kB, MB, GB, TB"),

@@ -18,6 +18,7 @@ from typer.main import get_command
 
 from qtool.cli import app
 from qtool.cli.command import Command
+from qtool.report.figures import FIGURES
 
 GROUP: Any = get_command(app)
 COMMANDS: dict[str, Any] = dict(GROUP.commands)
@@ -66,6 +67,24 @@ def test_the_whole_help_names_commands_exit_codes_variables_and_files() -> None:
         assert word in text
     for code in "0123":
         assert re.search(rf"^  {code}   ", text, re.MULTILINE)
+
+
+def test_the_whole_help_lists_what_gates_can_judge() -> None:
+    gates = ok("--help").out.decode().partition("\nGates:\n")[2].partition("\nEnvironment:")[0]
+    for label, places in (
+        ("both", ("tensors", "totals")), ("tensor", ("tensors",)), ("total.", ("totals",)),
+    ):  # fmt: skip
+        row = re.search(rf"^  {re.escape(label)} (.*(?:\n {{10}}.*)*)", gates, re.MULTILINE)
+        assert row is not None
+        known = [name for name, figure in FIGURES.items() if figure.places == places]
+        assert re.findall(r"\w+", row[1]) == known
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_says_where_exit_codes_are(name: str) -> None:
+    assert ok(name, "--help").out.endswith(
+        b"\nExit codes, gates, variables and files: `qtool --help`.\n"
+    )
 
 
 def test_the_configuration_in_the_help_is_one(tmp_path: Path) -> None:

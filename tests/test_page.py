@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from command import leftovers, ok, process, refused
 from pages import HOSTILE, Page, data, edited, grown, html, quantized, weights
@@ -21,6 +22,7 @@ from qtool.report.figures import FIGURES
 
 ROOT = Path(__file__).parents[1]
 DIGITS = ROOT / "examples" / "digits.safetensors"
+MODEL, INPUTS = DIGITS.with_suffix(".onnx"), DIGITS.with_name("digits_inputs.npy")
 
 
 @pytest.fixture
@@ -117,6 +119,9 @@ def test_names_are_text_wherever_they_stand(tmp_path: Path) -> None:
             command=HOSTILE[0], settings={name: name for name in HOSTILE},
             tool={"name": "qtool", "version": HOSTILE[1], "libraries": {HOSTILE[2]: HOSTILE[2]}},
             skipped=[{"name": name, "reason": name} for name in HOSTILE],
+            problems=[{"tensor": name, "problem": name} for name in HOSTILE],
+            outputs=[{"name": name, "relative_error": name} for name in HOSTILE],
+            checks={"report": HOSTILE[0], "run": HOSTILE[1], "random": None},
         )
     )  # fmt: skip
     kept = {"red" if "red" in name else name for name in HOSTILE}
@@ -167,6 +172,64 @@ def test_words_say_why_there_is_no_sqnr(report: Path) -> None:
     assert [w for w in cells if w in ("exact", "empty", "not finite")] == [
         "exact", "empty", "not finite"
     ]  # fmt: skip
+
+
+def verified(report: Path, *options: str | Path, code: int = 0) -> Path:
+    """The report of verifying what another report is of."""
+    found, path = data(report), report.with_name("verified.json")
+    source, output = (report.with_name(Path(found[k]["name"]).name) for k in ("source", "output"))
+    done = process("verify", source, output, "--report", path, "-q", *options)
+    assert done.returncode == code, done.stderr
+    return path
+
+
+def test_what_verify_finds_wrong_is_on_the_page(report: Path) -> None:
+    assert (
+        html(verified(report))
+        .all("p", **{"class": "lead"})[0]
+        .startswith("Verified. 2 quantized tensors: ")
+    )
+    path = report.with_name("weights.q.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    failed = verified(report, "--fail-if", "sqnr_db < 99 on a.0*", "--force", code=3)
+    problems = [p["tensor"] + ": " + p["problem"] for p in data(failed)["problems"]]
+    assert len(problems) == 1
+    page = html(failed)
+    assert page.all("h2")[:2] == ["Problems", "Gates"]
+    assert page.all("p", **{"class": "lead"})[0].startswith("Failed. 2 quantized tensors: ")
+    assert problems[0] in page.all("li", **{"class": "failed"})
+    told = ok("report", failed, "-o", "-", "--to", "md", "-q").out.decode()
+    assert re.search(r"\nFailed\. .*\n## Problems\n\n- [^\n]*the report says", told, re.DOTALL)
+    assert "## Settings" not in told
+
+
+def test_outputs_that_verify_compares_are_on_the_page(tmp_path: Path) -> None:
+    target = tmp_path / "q.onnx"
+    ok("quantize", MODEL, "-o", target, "--dtype", "int4", "--block-size", "32", "-q")
+    path = tmp_path / "v.json"
+    ok("verify", MODEL, target, "--run", INPUTS, "--report", path, "-q")
+    (found,) = data(path)["outputs"]
+    row = [
+        f"{found['relative_error']:.4f}", f"{found['max_abs_error']:.3g}",
+        f"{found['cosine_similarity']:.5f}", f"{found['argmax_agreement']:.1%}",
+    ]  # fmt: skip
+    page = html(path)
+    assert page.all("td")[:4] == row
+    assert ("Samples", str(INPUTS)) in list(zip(page.all("dt"), page.all("dd"), strict=True))
+    told = ok("report", path, "-o", "-", "--to", "md", "-q").out.decode()
+    assert f"| {found['name']} | {' | '.join(row)} |\n" in told
+
+
+def test_tensors_without_a_finite_value_have_a_page(tmp_path: Path) -> None:
+    values = {"nan": np.full((8, 32), np.nan, np.float32), "inf": np.full((8, 32), -np.inf, "f4")}
+    page = html(quantized(tmp_path, values, "--dtype", "int8", "--nonfinite", "allow"))
+    terms = dict(zip(page.all("dt"), page.all("dd"), strict=True))
+    assert terms["NaN values"] == terms["Inf values"] == "256"
+    captions = page.all("figcaption")
+    assert sum("No value is finite." in text for text in captions) == 2
+    assert sum("No error is finite." in text for text in captions) == 2
 
 
 def test_gates_warnings_recipe_hashes_and_skipped_are_shown(report: Path) -> None:

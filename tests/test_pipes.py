@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import shlex
@@ -61,14 +62,58 @@ def folder(tmp_path: Path) -> Path:
         ("cat a.npy | qtool calibrate - --dtype int8 -q -o - | qtool inspect -", b"scale"),
         ("cat m.onnx | qtool capture - samples.npz -q -o - | qtool inspect - --json", b'"w"'),
         ("cat r.toml | qtool recipe --recipe /dev/stdin", b'dtype = "int8"\n'),
+        ("cat r.toml | qtool recipe --recipe -", b'dtype = "int8"\n'),
         ("qtool quantize a.npy -q -o - --recipe r.toml | qtool inspect -", b"int8"),
+        ("qtool recipe --dtype int8 | qtool quantize m.onnx -q -o - --recipe - | qtool inspect -",
+         b"int8"),
+        ("cat samples.npz | qtool capture m.onnx - -q -o - | qtool inspect - --json", b'"w"'),
+        ("qtool capture m.onnx <(cat samples.npz) -q --hessian -o - | qtool inspect - --json",
+         b'"w"'),
+        ("cat samples.npz | qtool verify m.onnx q.onnx --run - -q --json", b'"run": "-"'),
+        ("qtool verify m.onnx q.onnx --run <(cat samples.npz) -q --json", b'"runs": 2'),
     ],
-    ids=["inspect", "json", "onnx", "dynamic", "calibrate", "capture", "recipe", "with-recipe"],
+    ids=["inspect", "json", "onnx", "dynamic", "calibrate", "capture", "recipe", "recipe-again",
+         "with-recipe", "made-recipe", "samples", "samples-twice", "run", "run-pipe"],
 )  # fmt: skip
 def test_commands_read_and_write_pipes(command: str, found: bytes, folder: Path) -> None:
+    if "q.onnx" in command:
+        ok("quantize", folder / "m.onnx", "--dtype", "int8", "-o", folder / "q.onnx")
     done = shell(command, folder)
     assert (done.returncode, done.stderr) == (0, b"")
     assert found in done.stdout
+
+
+@pytest.mark.parametrize("piped", ["--recipe - < none.toml", "--recipe <(cat none.toml)"])
+def test_a_recipe_out_of_a_pipe_is_that_of_every_source(piped: str, folder: Path) -> None:
+    (folder / "none.toml").write_text('exclude = ["*"]\nallow_empty = true\n')
+    command = f"qtool quantize a.npy m.safetensors --dtype int8 -o made/ --json-lines -q {piped}"
+    done = shell(command, folder)
+    assert (done.returncode, done.stderr) == (0, b"")
+    skipped = [json.loads(line)["skipped"] for line in done.stdout.splitlines()]
+    assert skipped == [[{"name": name, "reason": "excluded"}] for name in ("a", "w")]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "qtool quantize - --recipe - -o q.safetensors < r.toml",
+        "qtool capture - - -o c.safetensors < m.onnx",
+        "qtool verify m.onnx - --run - < m.onnx",
+    ],
+)
+def test_standard_input_is_no_two_files(command: str, folder: Path) -> None:
+    before = sorted(folder.iterdir())
+    done = shell(command, folder)
+    assert done.returncode == 2
+    assert b"standard input" in done.stderr
+    assert sorted(folder.iterdir()) == before
+
+
+def test_errors_of_a_piped_recipe_name_what_the_user_does(folder: Path) -> None:
+    done = shell("echo dtyp=3 | qtool quantize a.npy --recipe -", folder)
+    assert (done.returncode, done.stderr) == (
+        2, b"qtool: standard input: 'dtyp' is unknown; use dtype\n",
+    )  # fmt: skip
 
 
 PRINTING = [

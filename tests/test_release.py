@@ -141,6 +141,10 @@ def test_whatever_goes_wrong_nothing_is_released(kind: str, folder: Path, tmp_pa
     assert message in done.stderr
     assert contents(folder) == earlier
     assert [*folder.glob(".*")] == []
+    failed = folder / "failed.json"
+    assert failed.exists() == (code == 3)
+    if kind == "changed-on-disk":
+        assert json.loads(failed.read_bytes())["problems"]
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,31 @@ def test_more_than_twelve_tensors_are_summed_up(checkpoint: Path, tmp_path: Path
     assert "14 tensors" in err
 
 
+@pytest.mark.parametrize("columns", ["40", "60"])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["quantize", "--dtype", "int4", "-o", "y.npz", "--force"],
+        ["quantize", "--dtype", "int4", "--dry-run"],
+        ["inspect"],
+        ["compare", "--dtypes", "int8,int4", "--jobs", "1"],
+    ],
+    ids=["quantize", "plan", "inspect", "compare"],
+)
+def test_figures_are_whole_on_narrow_terminals(
+    args: list[str], columns: str, checkpoint: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for width in ("100", columns):
+        monkeypatch.setenv("COLUMNS", width)
+        done = ok(args[0], checkpoint, *args[1:])
+        text = re.sub(r"[\d.]+ m?s\b", "", done.out.decode() + done.err)  # times
+        assert "…" not in text or width == columns
+        found.append(sorted(re.findall(r"(?<= )-?\d[\d.]*(?= |%|$)", text, re.MULTILINE)))
+    assert found[0] == found[1]
+
+
 def test_room_is_what_other_columns_leave() -> None:
     from rich.table import Table
 

@@ -89,6 +89,7 @@ class Command(TyperCommand):
         formatter.write_text(f"\b\n{self.epilog}")
         formatter.write_paragraph()
         formatter.write_text(_in_force(ctx))
+        formatter.write_text("Exit codes, gates, variables and files: `qtool --help`.")
 
 
 class Group(TyperGroup):

@@ -11,6 +11,25 @@ SECTIONS = {
 130  interrupted (129: hung up, 143: terminated)
 
 Of several sources the worst counts: 1 before 2 before 3.""",
+    "Gates": """\b
+--fail-if EXPR names what must not be: figures of the report and numbers with
+< <= > >= == != between them, joined by and, or and not, with + - * / and
+parentheses. Units are %, dB, and B to TB. A figure is that of each tensor, or
+with total. before it of all together. `FIGURE worse by N`, or N%, is about
+--baseline; `on PATTERN, PATTERN` at the end chooses tensors. A figure that is
+null passes where the tensor is exact or empty, and fails where NaN is why.
+
+\b
+both    elements, nan_count, inf_count, zero_count, clipped, clipped_low,
+        clipped_high, clipped_fraction, flushed_to_zero, min, max, absmax,
+        mse, rmse, mean_error, max_abs_error, sqnr_db, cosine_similarity,
+        relative_error, weighted_mse, weighted_relative_error,
+        weighted_sqnr_db, output_error, output_error_nearest, bytes_before,
+        bytes_after, bits_per_weight_before, bits_per_weight
+tensor  axis, block_size, num_scales, scale_min, scale_max, global_scale
+total.  tensors, skipped, second_order, outputs_relative_error,
+        outputs_max_abs_error, outputs_cosine_similarity,
+        outputs_argmax_agreement, file_bytes_before, file_bytes_after""",
     "Environment": """\b
 QTOOL_COMMAND_OPTION  the option of a command, as its --help says: a flag is
                       1 or 0, a repeatable option has one value in each

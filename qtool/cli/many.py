@@ -96,6 +96,21 @@ def placing(
         yield
 
 
+@contextmanager
+def shared(option: str, file: str | None, sources: Sequence[str]) -> Iterator[str | None]:
+    """A file that every source is done with; of "-" and other pipes, which give what they hold
+    once, a copy."""
+    if file is None:
+        yield None
+        return
+    if file == "-" and "-" in sources:
+        raise UsageError(option, "- is SRC already", "standard input can be read once")
+    from qtool.jobs import streams
+
+    with streams.kept(file) as path:
+        yield str(path)
+
+
 def _is_folder(name: str) -> bool:
     return name.endswith("/") or os.path.isdir(name)
 

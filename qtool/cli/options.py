@@ -222,7 +222,7 @@ FailIf = Annotated[
         metavar="EXPR",
         help="Exit with 3, and leave DST as it was, if this holds: 'sqnr_db < 20', "
         "'max_abs_error > 0.1 on lm_head*', 'total.bits_per_weight > 4.6', "
-        "'sqnr_db worse by 0.5' (than --baseline). Figures are those of the report. Repeatable.",
+        "'sqnr_db worse by 0.5' (than --baseline). `qtool --help` lists the figures. Repeatable.",
         show_default=False,
         rich_help_panel=CHECKS,
     ),

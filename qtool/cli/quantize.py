@@ -148,7 +148,8 @@ def quantize(
         typer.Option(
             metavar="FILE",
             help="TOML with the same words, and rules; options take precedence, from variables and "
-            "configuration too, and rules come behind its own. `qtool recipe` prints one.",
+            "configuration too, and rules come behind its own. `qtool recipe` prints one; - is "
+            "standard input.",
             show_default=False,
             rich_help_panel=options.SELECTION,
         ),
@@ -310,7 +311,7 @@ def quantize(
                 scale_dtype=scale_dtype, global_scale=global_scale, mx_rule=mx_rule,
                 precision=precision, saturate=saturate, nonfinite=nonfinite,
                 semantics=semantics, narrow_range=narrow_range, source_dtype=source_dtype,
-                include=include or (), exclude=exclude or (), rules=rule or (), recipe=recipe,
+                include=include or (), exclude=exclude or (), rules=rule or (), recipe=said,
                 target_bits=target_bits, target_sqnr=target_sqnr, candidates=candidates or (),
                 save_recipe=save_recipe, importance=importance, layout=layout,
                 dynamic_activations=dynamic_activations,
@@ -323,7 +324,10 @@ def quantize(
                 progress=progress,
             )  # fmt: skip
 
-        with many.placing(src, output, report, save_recipe=save_recipe, baseline=baseline):
+        with (
+            many.placing(src, output, report, save_recipe=save_recipe, baseline=baseline),
+            many.shared("--recipe", recipe, src) as said,
+        ):
             hidden = quiet or (dry_run and json_lines)  # a plan is printed on standard output too
             shown = partial(options.finish, json=json, quiet=hidden)
             many.each(src, run, shown, json=json, json_lines=json_lines, quiet=quiet)

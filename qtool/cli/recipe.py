@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from qtool.cli import options
+from qtool.cli import many, options
 from qtool.cli.exits import exit_code
 from qtool.cli.quantize import quantize
 from qtool.errors import UsageError
@@ -60,7 +60,9 @@ def recipe(ctx: typer.Context, **given: Any) -> None:
         tile = options.rows_and_columns(words.pop("tile"))
         rules = words.pop("rule") or ()
         lists = {name: words.pop(name) or () for name in ("include", "exclude")}
-        typer.echo(recipe_text(**words, **lists, rules=rules, tile=tile), nl=False)
+        with many.shared("--recipe", words.pop("recipe"), ()) as file:
+            text = recipe_text(**words, **lists, rules=rules, tile=tile, recipe=file)
+        typer.echo(text, nl=False)
 
 
 def _check_alone(ctx: typer.Context, given: Iterable[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -62,7 +63,9 @@ def capture_file(
         raise UsageError("kind", f"{kind!r} is unknown", "use " + ", ".join(KINDS))
     if batch < 1:
         raise UsageError("--batch", f"{batch} is not positive", "use for example 16")
-    with streams.opened(model) as opened:
+    streams.check_once(model, *samples)
+    with ExitStack() as stack:
+        opened = stack.enter_context(streams.opened(model))
         if opened.container != "onnx":
             rule = f"is {opened.container}, which cannot be run"
             raise FormatError(str(model), rule, "give an ONNX model")
@@ -72,9 +75,9 @@ def capture_file(
         streams.check_target(read, name, force=force)
         recipe = Recipe({"dtype": "int8"}, include=include, exclude=exclude)
         operands, skipped = _operands(source, recipe)
-        job = _Job(
-            source, operands, samples, batch, jobs or engine.default_jobs(), progress or Silent()
-        )
+        held = [stack.enter_context(streams.kept(file)) for file in samples]
+        threads = jobs or engine.default_jobs()
+        job = _Job(source, operands, held, batch, threads, progress or Silent())
         with streams.placed(name, f"{source.path.stem}.{container}") as path:
             job.write(path, container, kind, force=force)
             written = streams.written(path, name, container)
@@ -125,7 +128,7 @@ class _Job:
         self,
         source: OnnxSource,
         operands: Mapping[str, Sequence[Operand]],
-        samples: Sequence[str | Path],
+        samples: Sequence[Path],
         batch: int,
         threads: int,
         progress: Progress,

@@ -158,5 +158,5 @@ def nonfinite_warnings(tensors: Iterable[Stats]) -> list[str]:
         counts = nonfinite(sum(s.nan_count for s in odd), sum(s.inf_count for s in odd))
         found.append(f"quantized {counts} in {_tensors(len(odd))}")
     if lost := sum(not math.isfinite(s.max_abs_error) for s in tensors):
-        found.append(f"{_tensors(lost)} with finite values whose codes are NaN or Inf")
+        found.append(f"{_tensors(lost)} with finite values that became NaN or Inf")
     return found

@@ -25,10 +25,17 @@ NATIVE = ("safetensors", "npz", "npy")
 
 @contextmanager
 def opened(src: str | Path, source_dtype: DTypeLike | None = None) -> Iterator[formats.Source]:
-    """The source of a command; "-" is standard input. It and other pipes are kept in a temporary
-    file meanwhile."""
+    """The source of a command; see kept()."""
     with usage_errors():
         dtype = None if source_dtype is None else resolve(source_dtype, "source_dtype")
+    with kept(src) as path, closing(formats.open(path, source_dtype=dtype)) as source:
+        yield source
+
+
+@contextmanager
+def kept(src: str | Path) -> Iterator[Path]:
+    """A file that can be opened again and again: src itself; of "-", which is standard input, and
+    of other pipes a temporary copy, which errors call as the user does."""
     path = Path(src)
     with ExitStack() as stack:
         if str(src) == STANDARD:
@@ -37,7 +44,13 @@ def opened(src: str | Path, source_dtype: DTypeLike | None = None) -> Iterator[f
         elif is_pipe(path):
             path = stack.enter_context(files.spooled(stack.enter_context(path.open("rb"))))
             stack.enter_context(named(path, str(src)))
-        yield stack.enter_context(closing(formats.open(path, source_dtype=dtype)))
+        yield path
+
+
+def check_once(*names: str | Path | None) -> None:
+    """Refuse standard input for two of a command's files."""
+    if sum(str(name) == STANDARD for name in names) > 1:
+        raise UsageError(STANDARD, "standard input is one file", "name the other one")
 
 
 def is_pipe(path: Path) -> bool:

@@ -105,7 +105,7 @@ class Sweep:
             weighted=command.weighted([info.name for info in self._readable.infos()]),
         )  # fmt: skip
         plan = planning.plan_of(command, self._readable, layout, recipe)
-        screening.check_something(plan, recipe, self._source, None)
+        screening.check_something(plan, recipe, self._source, remedy=None)
         screening.check_kinds(plan, layout, self._container)
         trial = Trial(said, command, recipe, layout, plan)
         return replace(trial, file_bytes=self._file_bytes(trial))

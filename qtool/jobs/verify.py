@@ -13,7 +13,7 @@ from qtool import engine, report
 from qtool.dtypes import DTypeLike
 from qtool.errors import FormatError, UsageError
 from qtool.formats import Source
-from qtool.jobs import screening, streams, verify_graph, verify_outputs
+from qtool.jobs import screening, streams, verify_config, verify_graph, verify_outputs
 from qtool.jobs.progress import Progress, Silent
 from qtool.jobs.terms import Terms, check
 from qtool.jobs.verify_recipe import recipe_of
@@ -42,8 +42,8 @@ def verify_file(
 ) -> Report:
     """What a quantized file cost, and what is wrong with it, from it and its original.
 
-    original, quantized: files or folders of any container and layout that qtool reads; one of them
-        may be "-".
+    original, quantized: files or folders of any container and layout that qtool reads; one of them,
+        or of them and run, may be "-".
     against: the report of `quantize` that must agree; None: the one beside quantized, where it is
         there. alone: no report at all.
     report: where the Report goes as JSON; None: nowhere.
@@ -70,7 +70,8 @@ def verify_file(
         files = _Files(source, output, str(original), str(quantized), known)
         found = files.compared(progress, threads)
         if run is not None or random is not None:
-            outputs = verify_outputs.compare(source, output, run, random, threads)
+            samples = None if run is None else stack.enter_context(streams.kept(run))
+            outputs = verify_outputs.compare(source, output, samples, random, threads)
             files.add_outputs(found, outputs)
     found["checks"] |= {"run": None if run is None else str(run), "random": random}
     found["seconds"] = round(time.perf_counter() - started, 6)
@@ -90,8 +91,7 @@ def _check_usage(
     alone: bool,
 ) -> None:
     """Refuse options that contradict each other."""
-    if str(original) == str(quantized) == streams.STANDARD:
-        raise UsageError("-", "standard input is one file", "name the other one")
+    streams.check_once(original, quantized, run)
     if alone and against is not None:
         raise UsageError("--against", "contradicts --alone", "leave one of them out")
     if run is not None and random is not None:
@@ -126,6 +126,9 @@ class _Files:
         problems: list[tuple[str | None, str]] = [(None, fault)] if fault else []
         problems += comparison.problems
         problems += [(None, text) for text in verify_graph.differences(source, self.output)]
+        if not before.is_quantized:
+            told = verify_config.differences(before.infos, self.output)
+            problems += [(None, text) for text in told]
         expected = made is None if known is None else known.report["tensors"]
         if expected and not comparison.records and not comparison.problems:
             problems.append((None, "nothing in it is quantized"))

@@ -76,7 +76,7 @@ def parsed(data: bytes, path: str, more: Sequence[str] = ()) -> Recipe:
     if len(data) > _LIMIT:
         raise FormatError(path, "is larger than 16 MiB", "no recipe is")
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
         if any(map(_has_long_key, text.split("\n"))):
             raise ValueError(f"a line has more than {_DOTS} dots")
         said = tomllib.loads(text)

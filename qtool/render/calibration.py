@@ -16,6 +16,7 @@ from qtool.render.text import (
     number,
     place,
     print_line,
+    print_table,
     room,
     safe,
     short_names,
@@ -81,7 +82,7 @@ def _table(
     width = room(table, cells, console.width)
     for name, row in zip(short_names(names, width), cells, strict=True):
         table.add_row(name, *row)
-    console.print(table)
+    print_table(console, table)
     if len(rows) > len(cells):
         print_line(console, f"and {many(len(rows) - len(cells), 'more tensor')}")
 

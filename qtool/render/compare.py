@@ -8,7 +8,18 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from qtool.render.text import kind, many, new_table, number, print_line, safe, size, stream
+from qtool.render.text import (
+    kind,
+    many,
+    new_table,
+    number,
+    origin,
+    print_line,
+    print_table,
+    safe,
+    size,
+    stream,
+)
 
 _WIDE = 110  # columns of a terminal from which on there is room for more
 _SHOWN = ("preset", "dtype", "block_size", "axis", "tile", "method")  # in other words
@@ -19,8 +30,8 @@ def compared(result: dict[str, Any]) -> None:
     console = stream(err=False)
     source = result["source"]
     sizes = f"{source['container']}, {size(source['bytes'])}, {many(source['tensors'], 'tensor')}"
-    print_line(console, f"{safe(source['name'])}: {sizes}")
-    console.print(_table(result["combinations"], wide=console.width >= _WIDE))
+    print_line(console, f"{origin(source)}: {sizes}")
+    print_table(console, _table(result["combinations"], wide=console.width >= _WIDE))
     for line in _notes(result):
         print_line(console, line)
 

@@ -16,6 +16,7 @@ from qtool.render.text import (
     number,
     origin,
     print_line,
+    print_table,
     room,
     safe,
     short_names,
@@ -46,7 +47,7 @@ def inspected(result: dict[str, Any]) -> None:
     names = [row["name"] for row in result["tensors"]]
     for name, cells in zip(short_names(names, room(table, rows, console.width)), rows, strict=True):
         table.add_row(name, *cells)
-    console.print(table)
+    print_table(console, table)
     for line in (*_operators(result.get("quantized_operators", [])), *_layouts(result["tensors"])):
         print_line(console, line)
 
@@ -157,7 +158,7 @@ def presets(rows: Sequence[dict[str, Any]]) -> None:
     table.add_column("stands for", overflow="fold")
     for row in rows:
         table.add_row(row["name"], row["options"])
-    stream(err=False).print(table)
+    print_table(stream(err=False), table)
 
 
 def dtypes(rows: Sequence[dict[str, Any]]) -> None:
@@ -174,4 +175,4 @@ def dtypes(rows: Sequence[dict[str, Any]]) -> None:
             str(row["code"]),
             str(row["opset"]),
         )
-    stream(err=False).print(table)
+    print_table(stream(err=False), table)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from qtool.render.report import left_alone, warnings
+from rich.console import Console
+
+from qtool.render.report import warnings
 from qtool.render.text import (
     kind,
+    many,
     new_table,
     number,
     place,
     print_line,
+    print_table,
     room,
+    safe,
     short_names,
     size,
     stream,
@@ -24,7 +29,7 @@ _SUMS = ("bytes_before", "bytes_after", "elements")
 
 def planned(plan: dict[str, Any]) -> None:
     """What would be quantized, one row for tensors that differ in the numbers in their names
-    alone; what would be left alone, and the sizes."""
+    alone; what would be left alone, by such names too, and the sizes."""
     console = stream(err=False)
     totals = plan["totals"]
     groups = _grouped(plan["tensors"])
@@ -39,8 +44,8 @@ def planned(plan: dict[str, Any]) -> None:
         table.add_row(name, *cells)
     table.add_section()
     table.add_row("all", *last, style="bold")
-    console.print(table)
-    left_alone(plan, console)
+    print_table(console, table)
+    _left_alone(plan["skipped"], console)
     before, after = totals["file_bytes_before"], totals["file_bytes_after"]
     ratio = f", {before / after:.2f} times smaller" if after and before > after else ""
     sizes = f"{size(before)} -> {size(after)}{ratio}"
@@ -61,6 +66,22 @@ def _grouped(tensors: list[dict[str, Any]]) -> list[dict[str, Any]]:
         shown = name if len(rows) > 1 else rows[0]["name"]
         made.append(rows[0] | sums | {"name": shown, "count": len(rows), "bits_per_weight": bits})
     return made
+
+
+def _left_alone(skipped: list[dict[str, Any]], console: Console) -> None:
+    """The reasons why tensors are not quantized, one line each, with the names."""
+    reasons: dict[str, dict[str, list[str]]] = {}
+    for entry in skipped:
+        alike = reasons.setdefault(entry["reason"], {})
+        alike.setdefault(_NUMBER.sub("*", entry["name"]), []).append(entry["name"])
+    for reason, groups in sorted(reasons.items(), key=lambda item: -_count(item[1])):
+        names = [words if len(found) > 1 else found[0] for words, found in groups.items()]
+        line = f"left alone: {many(_count(groups), 'tensor')}: {reason} ({', '.join(names)})"
+        print_line(console, safe(line))
+
+
+def _count(groups: dict[str, list[str]]) -> int:
+    return sum(map(len, groups.values()))
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

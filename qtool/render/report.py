@@ -18,6 +18,7 @@ from qtool.render.text import (
     number,
     place,
     print_line,
+    print_table,
     room,
     safe,
     short_names,
@@ -48,7 +49,8 @@ def tensors_table(report: dict[str, Any], console: Console) -> None:
     """The worst tensors, and all together."""
     tensors = sorted(report["tensors"], key=_badness)
     if tensors:
-        console.print(_tensor_table(tensors[:ROWS], report["totals"], console.width))
+        table = _tensor_table(tensors[:ROWS], report["totals"], console.width)
+        print_table(console, table)
     if len(tensors) > ROWS:
         print_line(console, f"and {many(len(tensors) - ROWS, 'more tensor')}")
 

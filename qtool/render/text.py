@@ -11,7 +11,7 @@ from typing import Any, cast
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 _PIPE_WIDTH = 10_000
@@ -142,6 +142,23 @@ def _without_front(name: str, width: int) -> str:
 def print_line(console: Console, text: str, style: str = "") -> None:
     """Print text that the terminal, not rich, breaks where it is too long."""
     console.print(Text(text, style=style), soft_wrap=True)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table with whole figures and words; where they have no room, the terminal breaks
+    lines."""
+    for column in table.columns:
+        column.min_width = _least_width(column)
+    width, gaps = console.width, 2 * len(table.columns) - 2
+    console.width = max(width, gaps + sum(column.min_width or 0 for column in table.columns))
+    console.print(table, crop=False)
+    console.width = width
+
+
+def _least_width(column: Column) -> int:
+    cells = [str(cell) for cell in (column.header, *column.cells)]
+    words = cells if column.no_wrap else [word for cell in cells for word in cell.split()]
+    return max(map(cell_len, words), default=0)
 
 
 def new_table(*left: str) -> Table:

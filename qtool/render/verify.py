@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from qtool.render.report import tensors_table, warnings
-from qtool.render.text import many, new_table, number, origin, print_line, safe, stream
+from qtool.render.text import many, new_table, number, origin, print_line, print_table, safe, stream
 
 
 def verified(report: dict[str, Any]) -> None:
@@ -35,7 +35,7 @@ def _outputs(outputs: list[dict[str, Any]], console: Console) -> None:
             number(row["cosine_similarity"], ".5f"),
             number(row["argmax_agreement"], ".1%"),
         )
-    console.print(table)
+    print_table(console, table)
 
 
 def _verdict(report: dict[str, Any]) -> str:

@@ -159,7 +159,15 @@ class _Parser:
         for leaf in leaves(found):
             if isinstance(leaf, Number):
                 self._check_unit(leaf, operands)
+        for number, operand in ((left, right), (right, left)):
+            if isinstance(number, Number) and number.unit == "%" and isinstance(operand, Operand):
+                self._check_share(number, operand)
         return found
+
+    def _check_share(self, number: Number, operand: Operand) -> None:
+        """Refuse hundredths of dB and bytes: sqnr_db < 20% is not what is meant."""
+        if FIGURES[operand.name].unit:
+            raise self._wrong_unit(number, [operand])
 
     def _worse(self, operand: Quantity, start: int) -> Worse:
         if not isinstance(operand, Operand):
@@ -179,8 +187,11 @@ class _Parser:
     def _check_unit(self, number: Number, operands: list[Operand]) -> None:
         dimension = _UNITS[number.unit][0] if number.unit else ""
         if dimension and dimension not in {FIGURES[operand.name].unit for operand in operands}:
-            rule = f"{operands[0].name} is not in {number.unit}"
-            raise fault(self._text, number.start, rule, "leave the unit out")
+            raise self._wrong_unit(number, operands)
+
+    def _wrong_unit(self, number: Number, operands: list[Operand]) -> UsageError:
+        rule = f"{operands[0].name} is not in {number.unit}"
+        return fault(self._text, number.start, rule, "leave the unit out")
 
     def _since(self, start: int) -> str:
         return " ".join(self._text[start : self._tokens[self._at - 1].end].split())

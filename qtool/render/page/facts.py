@@ -40,15 +40,18 @@ def lead(report: Record) -> str:
     kinds = Counter(map(way, records)).most_common()
     how = ", ".join(f"{count} {name}" if len(kinds) > 1 else name for name, count in kinds[:4])
     more = f" and {len(kinds) - 4} more kinds" if len(kinds) > 4 else ""
-    is_plan = report.get("dry_run") is True
+    is_plan, is_verified = report.get("dry_run") is True, report.get("command") == "verify"
     words = f"{many(len(records), 'quantized tensor')}" + (f": {how}{more}." if how else ".")
     words = f"A plan; nothing was written. {words}" if is_plan else words
-    if report.get("command") != "verify" and not all(gate["passed"] for gate in gates(report)):
-        words = f"Failed, and not written. {words}"
+    failed = bool(problems(report)) or not all(gate["passed"] for gate in gates(report))
+    if failed:
+        words = f"Failed{'' if is_verified else ', and not written'}. {words}"
+    elif is_verified:
+        words = f"Verified. {words}"
     totals = mapping(report, "totals")
     before, after = (figure(totals, f"file_bytes_{when}") for when in ("before", "after"))
     if before and after:
-        is_there = not is_plan and not words.startswith("Failed")
+        is_there = is_verified or not (is_plan or failed)
         became = "became" if is_there else "would become"
         words += f" {nbytes(before)} {became} {nbytes(after)}{_ratio(before, after)}."
     return words
@@ -63,10 +66,14 @@ def done(report: Record) -> Facts:
     tool = mapping(report, "tool")
     libraries = mapping(tool, "libraries").items()
     seconds = figure(report, "seconds")
+    checks = mapping(report, "checks")
+    samples = checks.get("run") or (f"{checks['random']} random" if checks.get("random") else None)
+    checked = [("Compared with", checks.get("report")), ("Samples", samples)]
     return [
         ("Command", f"qtool {command(report)}"),
         ("Source", _file(mapping(report, "source"))),
         ("Output", _file(mapping(report, "output"))),
+        *((label, plain(text)) for label, text in checked if text),
         ("Tool", f"{plain(tool.get('name') or '-')} {plain(tool.get('version') or '')}".strip()),
         ("Libraries", ", ".join(f"{plain(k)} {plain(v)}" for k, v in libraries) or "-"),
         ("Time", number(seconds, ".2f", " s")),
@@ -130,11 +137,9 @@ def totals(report: Record) -> list[tuple[str, str, str]]:
     ]
     given = [(label, figure(found, key), spec, unit) for label, key, spec, unit in extra]
     facts += [(label, number(v, spec, unit), "") for label, v, spec, unit in given if v is not None]
-    specials = [(key, figure(found, f"{key}_count")) for key in ("nan", "inf")]
+    specials = [(name, figure(found, f"{name.lower()}_count")) for name in ("NaN", "Inf")]
     facts = [fact for fact in facts if fact[1] != "-"]
-    return facts + [
-        (f"{key.upper()} values", f"{count:.0f}", "") for key, count in specials if count
-    ]
+    return facts + [(f"{name} values", f"{count:.0f}", "") for name, count in specials if count]
 
 
 def sizes(report: Record) -> list[tuple[str, str, float]]:
@@ -177,6 +182,29 @@ def gates(report: Record) -> list[dict[str, Any]]:
             ],
         }
         for gate in [*(_as_option(gate) for gate in rows(report, "gates")), *asked]
+    ]
+
+
+def problems(report: Record) -> list[str]:
+    """What `qtool verify` found wrong."""
+    return [
+        (f"{plain(entry['tensor'])}: " if entry.get("tensor") else "") + plain(entry.get("problem"))
+        for entry in rows(report, "problems")
+    ]
+
+
+OUTPUTS = ("output", "relative error", "max error", "cosine", "same argmax")
+
+
+def outputs(report: Record) -> list[tuple[str, ...]]:
+    """What OUTPUTS names of the outputs that `qtool verify` has compared."""
+    figures = {
+        "relative_error": ".4f", "max_abs_error": ".3g", "cosine_similarity": ".5f",
+        "argmax_agreement": ".1%",
+    }  # fmt: skip
+    return [
+        (plain(row.get("name")), *(number(figure(row, k), spec) for k, spec in figures.items()))
+        for row in rows(report, "outputs")
     ]
 
 

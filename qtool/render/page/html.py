@@ -116,7 +116,8 @@ def _card(place: int, picture: Mapping[str, Any]) -> dict[str, Any]:
     name, found, heat = (picture[key] for key in ("name", "histogram", "heat"))
     name = plain(name)
     total = sum(found["counts"])
-    words = f"{total} values from {found['low']:.4g} to {found['high']:.4g}"
+    ends = f"from {found['low']:.4g} to {found['high']:.4g}"
+    words = f"{total} values {ends}, on a logarithmic scale" if total else "No value is finite"
     return {
         "name": name,
         "histogram": inline(

@@ -16,7 +16,7 @@ _SPECIAL = re.compile(
 
 
 def document(report: Mapping[str, Any], _pictures: Mapping[str, Any]) -> bytes:
-    """Title, what was done, totals, gates, warnings, every tensor, and what was left alone."""
+    """Title, what was done, what is wrong, totals, every tensor, and what was left alone."""
     return ("\n".join(_lines(report)) + "\n").encode()
 
 
@@ -30,6 +30,9 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"# {escaped(facts.title(report))}"
     yield from ("", escaped(facts.lead(report)), "")
     yield from _table(("", ""), facts.done(report))
+    if problems := facts.problems(report):
+        yield from ("", "## Problems", "")
+        yield from (f"- {escaped(problem)}" for problem in problems)
     if gates := facts.gates(report):
         yield from ("", "## Gates", "")
         for gate in gates:
@@ -42,13 +45,17 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     sizes = [(label, text) for label, text, _ in facts.sizes(report)]
     totals = [(label, f"{text} {note}".strip()) for label, text, note in facts.totals(report)]
     yield from _table(("figure", "value"), [*totals, *sizes])
+    if outputs := facts.outputs(report):
+        yield from ("", "## Outputs of the model", "")
+        yield from _table(facts.OUTPUTS, outputs, left=1)
     yield from _tensors(report)
     if skipped := facts.skipped(report):
         yield from ("", "## Left alone", "")
         for reason, names in skipped:
             yield f"- {escaped(reason)}: {', '.join(map(escaped, names))}"
-    yield from ("", "## Settings", "")
-    yield from _table(("setting", "value"), facts.settings(report))
+    if settings := facts.settings(report):
+        yield from ("", "## Settings", "")
+        yield from _table(("setting", "value"), settings)
     if hashes := facts.hashes(report):
         yield from ("", "## SHA-256", "")
         yield from _table(("file", "SHA-256"), hashes)

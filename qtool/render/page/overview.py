@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from qtool.render.page import facts, layers, plots
 from qtool.render.page.figures import plain, tensors
+from qtool.render.text import many
 
 _COLUMNS = 2  # worst tensors that are drawn
 _MOST = 40  # characters of a tensor's name
@@ -68,7 +69,8 @@ def _headline(part: Any, report: Mapping[str, Any]) -> None:
     part.text(0.012, 0.92, title if len(title) <= 70 else title[:69] + "…", va="top", fontsize=20)
     muted = plots.COLORS["muted"]
     part.text(0.012, 0.52, facts.lead(report)[:130], va="top", fontsize=12, color=muted)
-    shown = [f"{label} {text}" for label, text, _ in facts.totals(report)[:6]]
     failed = sum(not gate["passed"] for gate in facts.gates(report))
-    shown += [f"{failed} gates failed"] if failed else []
+    faults = [(len(facts.problems(report)), "problem"), (failed, "failed gate")]
+    shown = [many(count, noun) for count, noun in faults if count]
+    shown += [f"{label} {text}" for label, text, _ in facts.totals(report)[: 6 - len(shown)]]
     part.text(0.012, 0.24, "   ·   ".join(shown)[:150], va="top", fontsize=11)
