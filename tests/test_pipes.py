@@ -112,7 +112,7 @@ def test_standard_input_is_no_two_files(command: str, folder: Path) -> None:
 def test_errors_of_a_piped_recipe_name_what_the_user_does(folder: Path) -> None:
     done = shell("echo dtyp=3 | qtool quantize a.npy --recipe -", folder)
     assert (done.returncode, done.stderr) == (
-        2, b"qtool: standard input: 'dtyp' is unknown; use dtype\n",
+        2, b"qtool: standard input: 'dtyp' is unknown; did you mean dtype?\n",
     )  # fmt: skip
 
 
