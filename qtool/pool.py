@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qtool import memory
+from qtool.errors import QtoolError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -29,13 +30,18 @@ def default_jobs() -> int:
 
 def started(jobs: int, name: str) -> ThreadPoolExecutor:
     """That many threads. Raises MemoryError where there is none for them: later on one that finds
-    too little while it starts would be waited for without end."""
+    too little while it starts would be waited for without end. Raises QtoolError where the system
+    has too many already."""
     pool = ThreadPoolExecutor(jobs, name)
     go = threading.Event()
     try:
         for _ in range(jobs):
             memory.check(_THREAD)
             pool.submit(go.wait)
+    except RuntimeError as error:
+        raise QtoolError(
+            "threads", f"{error}", "raise the limit on processes (ulimit -u)"
+        ) from error
     finally:
         go.set()
     return pool

@@ -21,6 +21,9 @@ _TYPES = {"float": "float32", "double": "float64"}
 # What onnxruntime says of itself in front of its messages: a code, and a function of its sources.
 _PLACE = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/\S+\.(?:cc|h):\d+ .*?\) ")
 
+# Where onnxruntime cannot start all its threads it waits for the others without end: bytes of one.
+_THREAD = 80 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Input:
@@ -37,11 +40,13 @@ class Session:
 
     content: the file's bytes. folder: where its external data is. threads: of one operator.
     outputs: names of those that are arrays of numbers.
-    Raises QtoolError where onnxruntime is not installed, or cannot run the model.
+    Raises QtoolError where onnxruntime is not installed, or cannot run the model; MemoryError where
+    there is too little for its threads.
     """
 
     def __init__(self, content: bytes, folder: Path, name: str, threads: int) -> None:
         os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # which would go to its maker
+        memory.check(memory.LIBRARIES)
         try:
             import onnxruntime
         except ImportError as error:
@@ -57,6 +62,7 @@ class Session:
         options.log_severity_level = 4
         folder_entry = "session.model_external_initializers_file_folder_path"
         options.add_session_config_entry(folder_entry, str(folder.resolve()))
+        memory.check((threads + 1) * _THREAD)
         try:
             self._session = onnxruntime.InferenceSession(
                 content, options, providers=["CPUExecutionProvider"]

@@ -129,7 +129,11 @@ def test_a_printed_recipe_means_the_same(name: str, folder: Path) -> None:
     assert toml.parsed(ok("recipe", "--from", folder / name).out, "r").include == (PATTERN,)
 
 
-@pytest.mark.parametrize("name", [*HOSTILE, "\t=1", " \r=1", "\n=1"])
+FULL_WIDTH = ("\uff1d1", "\uff0b1", "\uff0d1", " \uff201")  # which spreadsheets take for the narrow
+FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "\t=1", " \r=1", "\n=1", *FULL_WIDTH])
 def test_no_cell_is_a_formula(name: str, tmp_path: Path) -> None:
     source, made = tmp_path / "w.safetensors", tmp_path / "q.safetensors"
     save_file({name: WEIGHT}, source)
@@ -142,4 +146,4 @@ def test_no_cell_is_a_formula(name: str, tmp_path: Path) -> None:
             for cell in row:
                 assert cell.isprintable()
                 is_number = re.fullmatch(r"-?\d+(\.\d+)?(e[-+]\d+)?", cell) is not None
-                assert is_number or not cell.lstrip(" ").startswith(("=", "+", "-", "@")), cell
+                assert is_number or not cell.lstrip(" ").startswith(FORMULA), cell

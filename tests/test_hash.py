@@ -23,6 +23,7 @@ from safetensors.numpy import save_file
 
 import qtool
 from qtool.errors import GateError
+from qtool.jobs import hashing
 from qtool.jobs.hashing import Sums
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -321,3 +322,16 @@ def test_a_file_that_goes_away_is_an_error(tmp_path: Path) -> None:
         path.unlink()
         with pytest.raises(qtool.QtoolError, match="x: cannot be read"):
             sums.entries()
+
+
+def test_complete_files_take_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be no memory for one once the output is there."""
+    Path("b").write_bytes(b"b")
+    Path("a").write_bytes(bytes(3 << 20))
+
+    def started(_jobs: int, _name: str) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(hashing, "started", started)
+    found = hashing.of_files({"b": Path("b"), "a": Path("a")}, wanted=True)
+    assert found == entries("a", "b")

@@ -6,6 +6,8 @@ import ast
 import json
 import os
 import pickle
+import signal
+import threading
 import time
 import tracemalloc
 import zipfile
@@ -17,17 +19,17 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from command import int8, metadata, ok, process, qtool, refused, report
+from command import int8, metadata, ok, process, qtool, refused, report, stored
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnx_models import initializer, model
 from safetensors.numpy import load_file, save_file
 
 import qtool as package
-from qtool.errors import QtoolError
+from qtool.errors import QtoolError, UsageError
 from qtool.jobs.dequantize import dequantize_file
 from qtool.jobs.inspect import inspect_file
 from qtool.jobs.quantize import quantize_file
-from qtool.recipe import toml
+from qtool.recipe import patterns, toml
 
 WEIGHT = np.arange(512, dtype=np.float32).reshape(16, 32)
 Put = Callable[[Path, str], Path]
@@ -229,6 +231,56 @@ def test_a_pattern_that_python_warns_of_warns_nobody(tmp_path: Path) -> None:
     made = ok("quantize", saved(tmp_path), "--dtype", "int8", "--include", "re:[[w]", "--json",
               "-o", tmp_path / "q.safetensors")  # fmt: skip
     assert [row["name"] for row in made.json["tensors"]] == ["w"]
+
+
+SLOW = ["re:(a+)+$", "re:(a|aa)+$", "re:(a|a)(a?)" + "(a|a)" * 40 + "b"]
+
+
+@pytest.mark.parametrize("pattern", SLOW)
+def test_a_pattern_that_takes_for_ever_is_an_error(
+    pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patterns, "_SECONDS", 0.2)
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(QtoolError, match=r"takes more than 0\.2 seconds for one name"):
+        patterns.Patterns([pattern]).match("a" * 50 + "!")
+    assert patterns.Patterns(["re:(a+)+$"]).match("a" * 50)
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_pattern_in_a_quantized_file_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patterns, "_SECONDS", 0.2)
+    name, made = "a" * 50 + "!", tmp_path / "q.safetensors"
+    save_file({name: WEIGHT}, tmp_path / "w.safetensors")
+    ok("quantize", tmp_path / "w.safetensors", "--dtype", "int8", "-o", made)
+    said = json.loads(metadata(made)["qtool"])
+    said["recipe"] += '[[rules]]\npattern = "re:(a+)+$"\nsaturate = false\n'
+    save_file(stored(made), made, {"qtool": json.dumps(said)})
+    line = refused("verify", tmp_path / "w.safetensors", made, "--alone")
+    assert line.startswith("pattern 're:(a+)+$': takes more than 0.2 seconds for one name; ")
+
+
+def test_brackets_that_nothing_closes_are_few() -> None:
+    started = time.process_time()
+    with pytest.raises(UsageError, match=r"has more than 100 \[ that no \] closes; write \[\[\]"):
+        patterns.Patterns(["x]" + "[" * 100_000]).match("w")
+    assert time.process_time() - started < 1
+    assert patterns.Patterns(["[w]" + "[" * 100]).match("w" + "[" * 100)
+    assert patterns.Patterns(["*" + "[[]" * 1000]).match("[" * 1000)
+
+
+def test_a_thread_that_cannot_start_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")  # as Python says it
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    line = refused("quantize", saved(tmp_path), "--dtype", "int8", "--hash")
+    assert line == "threads: can't start new thread; raise the limit on processes (ulimit -u)"
 
 
 PIPES = {

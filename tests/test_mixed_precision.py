@@ -192,6 +192,12 @@ def test_what_readers_fuse_gets_the_same_choice(options: list[str]) -> None:
     assert {row["name"]: row for row in in_folder["tensors"]} == by_name
 
 
+def test_bits_beyond_any_type_take_the_largest() -> None:
+    for bits in ("1000", "1e308"):
+        made = mixed("--target-bits", bits, "--candidates", "int4,int8")
+        assert {row["dtype"] for row in made["tensors"]} == {"int8"}
+
+
 def test_what_no_reader_fuses_is_free() -> None:
     save_file(fused(), "m.safetensors")
     told = mixed("--target-bits", "6.2")

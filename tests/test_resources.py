@@ -151,6 +151,8 @@ def test_no_file_gets_the_number_of_a_closed_stream(closed: tuple[int, ...], sta
     assert stage.case.parts(files(stage.root)) == stage.case.parts(stage.new)
 
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SHORT = "qtool: out of memory: use a machine with more, or smaller tensors\n"
 LARGE = np.zeros((2048, 4096), np.float32)
 TIGHT: dict[str, list[str]] = {
     "x.npy": ["quantize", "x.npy", "--dtype", "int4", "-o", "y.safetensors"],
@@ -179,9 +181,7 @@ def test_too_little_memory_is_one_line(name: str, warm: Warm, tmp_path: Path) ->
         done = warm.run(*TIGHT[name], "-q", "--force", root=tmp_path, plain=True, limits=limits)
         ended.append(done.code)
         if done.code:
-            assert done.errors == (
-                "qtool: out of memory: use a machine with more, or smaller tensors\n"
-            )
+            assert done.errors == SHORT
             assert [path.name for path in tmp_path.iterdir()] == [name]
     assert ended == sorted(ended, reverse=True)
     assert ended[-1] == 0
@@ -205,24 +205,34 @@ COMMANDS = [
 ]
 
 
+def limited(kilobytes: int, words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in that much memory."""
+    program = ["sh", "-c", f'ulimit -v {kilobytes}; exec "$@"', "sh", *PYTHON, *words]
+    return subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=30)
+
+
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
 def test_too_little_memory_to_begin_with(words: list[str], tmp_path: Path) -> None:
     """What fails may be any import, in any words but ours."""
     np.save(tmp_path / "x.npy", np.ones(64, np.float32))
     made = ["dynamic", "x.npy", "-o", "z.npz", "--report", "r.json", "-q"]
     subprocess.run([*PYTHON, *made], cwd=tmp_path, check=True)
-    program = [*PYTHON, *words]
     for kilobytes in ALLOWED:
         before = files(tmp_path)
-        limited = ["sh", "-c", f'ulimit -v {kilobytes}; exec "$@"', "sh", *program]
-        done = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True)
+        done = limited(kilobytes, words, tmp_path)
         if done.returncode:
             assert (done.returncode, done.stdout) == (1, "")
-            assert done.stderr in (
-                "qtool: out of memory: use a machine with more, or smaller tensors\n",
-                "OpenBLAS error: Memory allocation still failed after 10 retries, giving up.\n",
-            )
+            assert done.stderr == SHORT
             assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("megabytes", [300, 700, 1000])
+def test_too_little_memory_for_the_threads_of_onnxruntime(megabytes: int, tmp_path: Path) -> None:
+    """Where it cannot start one it waits for the others without end."""
+    words = ["capture", EXAMPLES / "digits.onnx", EXAMPLES / "digits_inputs.npy", "-o", "c.npz"]
+    done = limited(megabytes << 10, [*map(str, words), "--jobs", "16"], tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", SHORT)
+    assert files(tmp_path) == {}
 
 
 @pytest.mark.parametrize("name", ["quantize safetensors", "quantize onnx data", "quantize folder"])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -50,7 +51,8 @@ class Sums:
         if self._pool is None:
             return
         for name, path in files.items():
-            self._begun[name] = _Begun(path, _state(name, path), self._pool.submit(self._of, path))
+            digest = self._pool.submit(_sha256, path, self._stop)
+            self._begun[name] = _Begun(path, _state(name, path), digest)
 
     def entries(self) -> list[Entry] | None:
         """What a report says of them, sorted by name, once all are hashed.
@@ -61,25 +63,8 @@ class Sums:
             return None
         while self._begun:
             name, begun = self._begun.popitem()
-            self._done[name] = self._entry(name, begun)
+            self._done[name] = _entry(name, begun.path, begun.state, begun.digest.result)
         return [entry for _, entry in sorted(self._done.items())]
-
-    def _entry(self, name: str, begun: _Begun) -> Entry:
-        try:
-            digest = begun.digest.result()
-        except OSError as error:
-            raise FormatError(name, f"cannot be read: {error.strerror}") from error
-        if _identity(_state(name, begun.path)) != _identity(begun.state):
-            raise FormatError(name, "was changed while it was read", "begin anew")
-        return {"name": name, "bytes": begun.state.st_size, "sha256": digest}
-
-    def _of(self, path: Path) -> str:
-        """The digest of a file; of no use once the thread is to end."""
-        total, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
-        with path.open("rb", buffering=0) as file:
-            while (count := file.readinto(piece)) and not self._stop.is_set():
-                total.update(piece[:count])
-        return total.hexdigest()
 
     def __enter__(self) -> Self:
         return self
@@ -108,7 +93,33 @@ def _identity(state: os.stat_result) -> tuple[int, ...]:
 
 
 def of_files(files: Mapping[str, Path], *, wanted: bool) -> list[Entry] | None:
-    """What a report says of files that are complete."""
-    with Sums(wanted=wanted) as sums:
-        sums.add(files)
-        return sums.entries()
+    """What a report says of files that are complete, sorted by name; FormatError as of Sums.
+
+    It takes no thread, for which there may be no memory any more.
+    """
+    if not wanted:
+        return None
+    return [
+        _entry(name, path, _state(name, path), partial(_sha256, path))
+        for name, path in sorted(files.items())
+    ]
+
+
+def _entry(name: str, path: Path, state: os.stat_result, digest: Callable[[], str]) -> Entry:
+    """state: when the file was begun with."""
+    try:
+        found = digest()
+    except OSError as error:
+        raise FormatError(name, f"cannot be read: {error.strerror}") from error
+    if _identity(_state(name, path)) != _identity(state):
+        raise FormatError(name, "was changed while it was read", "begin anew")
+    return {"name": name, "bytes": state.st_size, "sha256": found}
+
+
+def _sha256(path: Path, stop: threading.Event | None = None) -> str:
+    """The digest of a file; of no use once it is to stop."""
+    total, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
+    with path.open("rb", buffering=0) as file:
+        while (count := file.readinto(piece)) and not (stop and stop.is_set()):
+            total.update(piece[:count])
+    return total.hexdigest()

@@ -115,7 +115,8 @@ def _chosen(found: Sequence[Curve], target: Target, order: dict[str, int]) -> li
 def _within_bits(found: Sequence[Curve], bits: float) -> list[int]:
     elements = sum(p.info.size for curve in found for p in next(iter(curve.values())).planned)
     units = [[Option(way.nbytes, way.error) for way in curve.values()] for curve in found]
-    places = allocate(units, math.floor(Fraction(bits) * elements / 8))
+    most = math.fsum(max(option.cost for option in unit) for unit in units)
+    places = allocate(units, min(most, math.floor(Fraction(bits) * elements / 8)))
     if places is None:
         least = 8 * sum(min(option.cost for option in unit) for unit in units) / elements
         rule = f"{bits:g} bits per weight cannot be reached with these candidates"

@@ -65,5 +65,5 @@ def _spec(stored: Stored, recipe: Recipe | None, choice: Choice | None) -> Quant
 def _choice(name: str, recipe: Recipe) -> Choice | None:
     try:
         return recipe.choice(name)
-    except QtoolError:
+    except SpecError:
         return None

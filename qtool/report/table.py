@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 # What a spreadsheet takes for the beginning of a formula, or skips to find one.
-_FORMULA = ("=", "+", "-", "@")
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
 _NESTED = ("per_tensor", "worst")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from qtool import memory
 from qtool.errors import QtoolError
 from qtool.render.text import many, place, print_line, safe, size, stream
 
@@ -22,12 +23,13 @@ _MODULES = {
     "md": ("markdown", ()),
     "csv": ("sheet", ()),
 }
+_DRAWING = 96 << 20  # bytes; OpenBLAS, which matplotlib calls, ends the process without its share
 
 
 def drawer(kind: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], bytes]:
     """What makes that kind of document of a report and its pictures.
 
-    Raises QtoolError where a library is missing.
+    Raises QtoolError where a library is missing, MemoryError where there is too little.
     """
     module, libraries = _MODULES[kind]
     for library in libraries:
@@ -38,6 +40,8 @@ def drawer(kind: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], bytes]
             raise QtoolError(
                 f".{kind}", f"needs {library}", f"install it: pip install {library}"
             ) from error
+    if libraries:
+        memory.check(_DRAWING)
     document: Callable[[Mapping[str, Any], Mapping[str, Any]], bytes]
     document = importlib.import_module(f"qtool.render.page.{module}").document
     return document

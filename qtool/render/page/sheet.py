@@ -10,7 +10,7 @@ from typing import Any
 
 from qtool.render.page.figures import plain, rows
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
 
 
 def document(report: Mapping[str, Any], _pictures: Mapping[str, Any]) -> bytes:
