@@ -160,6 +160,9 @@ def test_what_cannot_be_quantized_is_not_released(
     done = release(EXAMPLES / model, tmp_path / "new")
     assert done.returncode == code, done.stderr
     assert message in done.stderr
+    given, said = EXAMPLES / model, os.path.relpath(EXAMPLES / model, tmp_path / "new" / "a" / "b")
+    last = f"release: nothing is released; messages call {given} {said}"
+    assert done.stderr.splitlines()[-1] == last
     assert [*(tmp_path / "new").iterdir()] == []
 
 
