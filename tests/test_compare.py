@@ -435,7 +435,7 @@ def test_a_file_is_not_replaced_unasked() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--dtypes itn4,int8", "--dtypes: 'itn4' is unknown; did you mean int4?"),
+        ("--dtypes itn4,int8", "--dtypes: 'itn4' is unknown; did you mean int4 or uint4?"),
         ("--dtypes int8,,int4", "--dtypes: '' is unknown; use int2, "),
         ("--block-sizes 32,axes", "--block-sizes: 'axes' is unknown; did you mean axis?"),
         ("--block-sizes 0", "--block-sizes: '0' is unknown; use axis, tensor, a whole number such "
@@ -447,7 +447,7 @@ def test_a_file_is_not_replaced_unasked() -> None:
         ("--presets w4a16 --block-sizes 32", "--block-sizes: presets and candidates say how long "
          "their blocks are; give --dtypes too, or leave it out"),
         ("--candidates int4:32,in8",
-         "candidate 'int4:32,in8': dtype: 'in8' is unknown; did you mean int8?"),
+         "candidate 'int4:32,in8': dtype: 'in8' is unknown; did you mean int8 or uint8?"),
         ("--json --csv -", "--csv -: contradicts --json; leave one of them out"),
         ("--per-tensor", "--per-tensor: the table has no room for it; add --json or --csv"),
         ("--layout mlc", "--layout: 'mlc' is unknown; did you mean mlx?"),

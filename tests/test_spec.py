@@ -242,7 +242,7 @@ REFUSED = [
      "dtype: 'int9' is not an element type; did you mean int8, int4 or int2?"),
     ("int8", PerTensor(), {"method": "ms"}, "method: 'ms' is unknown; did you mean mse?"),
     ("int8", PerTensor(), {"scale_dtype": "bfloat"},
-     "scale_dtype: 'bfloat' is not an element type; did you mean bfloat16?"),
+     "scale_dtype: 'bfloat' is not an element type; did you mean bfloat16, float32 or float16?"),
     ("int8", PerTensor(), {"method": "median"},
      f"method: 'median' is unknown; use {METHODS}"),
     ("int8", PerTensor(), {"method": "percentile"},
