@@ -146,9 +146,8 @@ def _difference(found: Mapping[str, Any], said: Mapping[str, Any], *, is_onnx: b
     return f"its {key} is {_said(found[key], said.get(key))}{more}"
 
 
-def _said(found: object, said: object) -> str:
-    found, said = ("null" if value is None else value for value in (found, said))
-    return f"{found}, the report says {said}"
+def _said(*values: object) -> str:
+    return ", the report says ".join("null" if v is None else str(v) for v in values)
 
 
 def _changed(said: Mapping[str, Any], source: Source) -> Iterator[str]:
