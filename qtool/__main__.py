@@ -39,7 +39,8 @@ def main() -> None:
             sys.exit(1)
         if not isinstance(error, OSError):
             raise
-        print(f"qtool: standard output: {error.strerror}", file=sys.stderr)  # --help, full disk
+        reason = error.strerror or "is closed"  # --help, into a full disk or nowhere
+        print(f"qtool: standard output: {reason}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is buffered cannot be written either
         sys.exit(1)
     finally:

@@ -143,6 +143,12 @@ def test_a_reader_that_has_gone_away_ends_every_command_with_0(command: str, fol
     assert b"Error" not in done.stderr
 
 
+@pytest.mark.parametrize("command", ["--help", "quantize --help"])
+def test_help_for_a_stream_that_is_closed_is_one_line(command: str, folder: Path) -> None:
+    done = shell(f"qtool {command} >&-", folder)
+    assert (done.returncode, done.stderr) == (1, b"qtool: standard output: is closed\n")
+
+
 def test_a_reader_of_messages_that_has_gone_away_is_none_of_the_result(folder: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
