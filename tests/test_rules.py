@@ -63,10 +63,12 @@ def test_skip_is_a_rule() -> None:
         ("w: blocksize=8",
          "rule 'w: blocksize=8': 'blocksize' is unknown; did you mean block_size?"),
         ("w: dtype=float16",
-         f"rule 'w: dtype=float16': dtype: float16 is not allowed; use {', '.join(map(str, TARGETS))}"),
+         "rule 'w: dtype=float16': dtype: float16 is not allowed; use "
+         + ", ".join(map(str, TARGETS))),
         ("w: dtype=int8,", "rule 'w: dtype=int8,': '' is no word; write for example dtype=int8"),
         ("w: skp", "rule 'w: skp': 'skp' is unknown; did you mean skip?"),
-        ("w: dtype=in8", "rule 'w: dtype=in8': dtype: 'in8' is unknown; did you mean int8 or uint8?"),
+        ("w: dtype=in8", "rule 'w: dtype=in8': dtype: 'in8' is unknown; "
+         "did you mean int8 or uint8?"),
         ("w: dtype=flaot4e2m1", "rule 'w: dtype=flaot4e2m1': dtype: 'flaot4e2m1' is unknown; "
          "did you mean float4e2m1?"),
         ("w: preset=w4a61",
