@@ -156,6 +156,15 @@ def test_a_tensor_without_a_name_is_not_called_totals(tmp_path: Path) -> None:
     assert done.err.startswith("qtool: totals: mse is ")
 
 
+def test_a_limit_is_told_whole_however_long(model: Path) -> None:
+    limit = "max_abs_error > 0.1 and total.bits_per_weight > 4.6 and not total.sqnr_db > 90 dB"
+    done, _ = quantized(model, "-q", "--axis", "0", "--fail-if", limit)
+    assert done.code == 3
+    (line,) = done.err.splitlines()
+    assert line.startswith("qtool: bad.weight: max_abs_error is ")
+    assert line.endswith(f"fails {limit!r}")
+
+
 def test_many_failures_are_cut_short(tmp_path: Path) -> None:
     values = np.random.default_rng(0).standard_normal((25, 16, 16)).astype(np.float32)
     save_file({f"w{n:02}": x for n, x in enumerate(values)}, tmp_path / "m.safetensors")

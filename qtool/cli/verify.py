@@ -65,7 +65,8 @@ def verify(
         typer.Option(
             metavar="SAMPLES",
             help="Run both ONNX models and compare outputs: a .npz or .safetensors of arrays named "
-            "like the inputs, samples along the first axis, or a .npy where there is one input.",
+            "like the inputs, samples along the first axis, or a .npy where there is one input; - "
+            "is standard input.",
             show_default=False,
             rich_help_panel=options.CHECKS,
         ),

@@ -199,12 +199,12 @@ def _failure(expression: str, failed: Mapping[str, Any]) -> tuple[str, str]:
     if limit is None and tensor is None:
         return OPTION, f"{shown(expression)}: {reason}"
     if limit is None:
-        return tensor or "''", f"{reason}, fails {shown(expression)}"
+        return tensor or "''", f"{reason}, fails {expression!r}"
     why = f" ({reason})" if reason else ""
     figures = " and ".join(_phrases(failed["figures"]))
     if tensor is None:
-        return "totals", f"{figures.replace('total.', '')}{why}, fails {shown(limit)}"
-    return tensor or "''", f"{figures}{why}, fails {shown(limit)}"
+        return "totals", f"{figures.replace('total.', '')}{why}, fails {limit!r}"
+    return tensor or "''", f"{figures}{why}, fails {limit!r}"
 
 
 def _number(value: float) -> str:
