@@ -167,7 +167,8 @@ def test_an_error_of_a_worker_is_one_line_and_finished_shards_are_kept(
     done = subprocess.run(command, capture_output=True, timeout=120, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(
-        b"qtool: tensor model.layers.5.mlp.down_proj.weight: nan at [7, 8], 1 of 1048576 values: "
+        b"qtool: tensor model.layers.5.mlp.down_proj.weight: nan at [7, 8]: 1 of 1048576 values "
+        b"is not finite; "
     )
     assert done.stderr.count(b"\n") == 1
     (folder / NAMES[-1]).write_bytes(good)

@@ -123,7 +123,7 @@ def test_the_first_place_is_named_wherever_the_others_are(monkeypatch: pytest.Mo
     x[1, 7], x[2, 9] = np.nan, np.inf
     spec = QuantSpec("int8", PerTensor(), method="absmax")
     asked = engine.request("w", x.shape, DTYPES["float32"], spec, None, None)
-    with pytest.raises(TensorError, match=r"nan at \[1, 7\], 2 of 12288 values"):
+    with pytest.raises(TensorError, match=r"nan at \[1, 7\]: 2 of 12288 values"):
         stream.quantize_array(x, asked, jobs=1)
 
 

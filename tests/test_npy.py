@@ -265,7 +265,7 @@ def test_sizes_written_by_python_2_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", RAW)
 def test_raw_elements_are_read_as_the_source_dtype(tmp_path: Path, name: str) -> None:
-    array = np.array([[0.5, 1, 2], [1, 1, 0.5]]).astype(RAW[name])
+    array = np.array([[0, 1, 1], [1, 0, 0]], np.int8).astype(RAW[name])
     path = put(tmp_path, saved(np.asfortranarray(array)))
     source = NpySource(path, name="x", source_dtype=DTYPES[name])
     actual = source.read("x")

@@ -81,7 +81,7 @@ def test_one_file_wins_whole_wherever_the_two_are(step: int, stage: Stage) -> No
 @pytest.mark.parametrize("stage", FOLDERS, indirect=True)
 def test_one_folder_wins_and_the_other_command_is_told(step: int, stage: Stage) -> None:
     count, other = points(stage)
-    busy = f"qtool: {stage.root / stage.case.dst}.partial: another process is at work in it"
+    busy = f"qtool: {stage.case.dst}.partial: another process is at work in it"
     told = 0
     for first in range(0, count, 3 * step):
         stage.reset(stage.sources)
