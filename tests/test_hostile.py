@@ -616,6 +616,18 @@ def test_a_node_does_not_give_what_there_is_already(output: str, tmp_path: Path)
     assert line.endswith(f"m.onnx, tensor {output!r}: is defined twice; names must be unique")
 
 
+def test_codes_that_nothing_gives_are_not_those_of_another_node(tmp_path: Path) -> None:
+    made = readers(1)
+    for name in ("codes", "nothing"):
+        made.node.append(helper.make_node("DequantizeLinear", [name, "scale"], ["d"]))
+    made.node[0].input[1] = "d"
+    made.initializer.extend([initializer("codes", WEIGHT, np.int8), initializer("scale", 1.0)])
+    path = in_file(ModelProto(ir_version=10, graph=made), tmp_path)
+    ok("dequantize", path, "-o", tmp_path / "d.onnx")
+    kept = onnx.load(tmp_path / "d.onnx").graph.node
+    assert [[*n.input] for n in kept if n.op_type == "DequantizeLinear"] == [["nothing", "scale"]]
+
+
 # ----------------------------------------------------------------------------------- nothing runs
 
 

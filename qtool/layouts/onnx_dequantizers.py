@@ -113,12 +113,12 @@ def dequantizers(found: Sequence[Body], source: OnnxSource) -> list[Dequantizer]
                 inputs = [labels.get(place, "") if place else "" for place in places]
                 if _is_complete(node) and source.overridable.isdisjoint(inputs):
                     candidates.append(Dequantizer(source, node, body, inputs))
-    stored = {c.place: c for c in candidates if _missing(c) == []}
+    stored = {c.place: c for c in candidates if not _missing(c)}
     made = []
     for candidate in candidates:
         node, body = candidate.node, candidate.body
         scale = body.place(node.input[1])
-        if candidate.place in stored:
+        if not _missing(candidate):
             made.append(candidate)
         elif _missing(candidate) == [1] and scale in stored:
             made.append(Dequantizer(source, node, body, candidate.inputs, stored[scale]))
