@@ -14,8 +14,15 @@ import json
 import os
 import resource
 import sys
+from pathlib import Path
 
 from qtool.__main__ import main
+
+
+def peak() -> int:
+    """Largest resident memory of this process, in bytes; ru_maxrss has that of who started it."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8").split()
+    return int(status[status.index("VmHWM:") + 1]) << 10
 
 
 def run() -> None:
@@ -30,7 +37,7 @@ def run() -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     found = {
         "code": code,
-        "peak": used.ru_maxrss * 1024,
+        "peak": peak(),
         "seconds": used.ru_utime + used.ru_stime,
         "calls": sum(entry.callcount for entry in profile.getstats()),
     }

@@ -628,6 +628,15 @@ def test_codes_that_nothing_gives_are_not_those_of_another_node(tmp_path: Path) 
     assert [[*n.input] for n in kept if n.op_type == "DequantizeLinear"] == [["nothing", "scale"]]
 
 
+@pytest.mark.parametrize("version", [-(2**63), -1, 0])
+def test_an_opset_that_there_cannot_be(version: int, tmp_path: Path) -> None:
+    made = ModelProto(ir_version=10, graph=readers(1))
+    made.graph.node.append(helper.make_node("ReduceMax", ["y0"], ["most"]))
+    made.opset_import.add(version=version)
+    line = refused("quantize", in_file(made, tmp_path), "--dtype", "int4", "--block-size", "16")
+    assert f"opset {version} has no such operator" in line
+
+
 # ----------------------------------------------------------------------------------- nothing runs
 
 

@@ -180,7 +180,7 @@ def _check_valid(node: NodeProto, version: int) -> None:
 def _schema(node: NodeProto, version: int) -> defs.OpSchema:
     try:
         return defs.get_schema(node.op_type, version, "")
-    except defs.SchemaError as error:
+    except (defs.SchemaError, TypeError) as error:  # TypeError: a version beyond 32 bits
         raise CannotAdaptError(f"opset {version} has no such operator") from error
 
 
