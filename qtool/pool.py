@@ -20,6 +20,8 @@ from qtool.errors import QtoolError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+_THREAD = 32 << 20  # bytes: most of it for the stack
+
 
 def default_jobs() -> int:
     """The cores that this process may use."""
@@ -45,9 +47,6 @@ def started(jobs: int, name: str) -> ThreadPoolExecutor:
     finally:
         go.set()
     return pool
-
-
-_THREAD = 32 << 20  # bytes: most of it for the stack
 
 
 @cache

@@ -7,8 +7,7 @@ import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# What a spreadsheet takes for the beginning of a formula, or skips to find one.
-_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
+_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
 _NESTED = ("per_tensor", "worst")
 
 
@@ -27,6 +26,11 @@ def to_csv(result: Mapping[str, Any]) -> str:
     writer.writeheader()
     writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
     return text.getvalue()
+
+
+def is_formula(text: str) -> bool:
+    """Whether a spreadsheet may take a text for a formula (OWASP, CSV injection)."""
+    return text.lstrip(" ").startswith(_FORMULA)
 
 
 def _rows(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -51,7 +55,7 @@ def _cell(value: Any) -> Any:
     if isinstance(value, list):  # a tile
         return "x".join(map(str, value))
     if isinstance(value, str) and value:
-        is_risky = value.lstrip(" ").startswith(_FORMULA) or not value[0].isprintable()
+        is_risky = is_formula(value) or not value[0].isprintable()
         shown = "".join(c if c.isprintable() else "?" for c in value)
         return f"'{shown}" if is_risky else shown
     return value

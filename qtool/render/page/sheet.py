@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qtool.render.page.figures import plain, rows
-
-_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four are full-width
+from qtool.report.table import is_formula
 
 
 def document(report: Mapping[str, Any], _pictures: Mapping[str, Any]) -> bytes:
@@ -35,7 +34,6 @@ def _cell(value: object) -> str:
 
 
 def _text(value: str) -> str:
-    """A text that no spreadsheet takes for a formula (OWASP, CSV injection)."""
+    """A text that no spreadsheet takes for a formula."""
     shown = plain(value)
-    is_formula = any(text.lstrip(" ").startswith(_FORMULA) for text in (value, shown))
-    return "'" + shown if is_formula else shown
+    return "'" + shown if is_formula(value) or is_formula(shown) else shown
