@@ -6,34 +6,42 @@ import gc
 import os
 import signal
 import sys
+import threading
+from types import FrameType
 
 from qtool import memory
+
+_IMPORTS = "<frozen importlib._bootstrap>"
+_LATER = 0.002  # seconds
+
+
+def _interrupt(_signal: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt; in an import, which may print or swallow it, after that."""
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORTS:
+            again = threading.Timer(_LATER, os.kill, [os.getpid(), signal.SIGINT])
+            again.daemon = True
+            again.start()
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def main() -> None:
     """Run the command line. What fails before a command has begun, or after it, ends here."""
     gc.set_threshold(100_000)  # importing makes many objects and no garbage
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy would start threads for nothing
-    interrupted = False
-
-    def interrupt(_signal: int, _frame: object) -> None:
-        nonlocal interrupted
-        interrupted = True
-        raise KeyboardInterrupt
-
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         memory.check(memory.NUMPY)  # it would end the process in words of its own
         from qtool.cli import main as run
 
         run()
-    except (KeyboardInterrupt, Exception) as error:
-        if isinstance(error, KeyboardInterrupt) or (
-            isinstance(error, ImportError) and interrupted  # what that made of it
-        ):
-            print("qtool: interrupted", file=sys.stderr)
-            sys.exit(130)
+    except KeyboardInterrupt:
+        print("qtool: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
         if memory.caused(error):
             print(f"qtool: {memory.MESSAGE}", file=sys.stderr)
             sys.exit(1)

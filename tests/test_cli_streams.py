@@ -506,3 +506,22 @@ def test_an_import_that_is_interrupted_is_an_interruption() -> None:
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (130, b"qtool: interrupted\n")
+
+
+def test_ctrl_c_lets_an_import_end(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('whole', flush=True)\n"
+    )
+    script = """if True:
+        import signal, time
+        from qtool.__main__ import _interrupt
+        signal.signal(signal.SIGINT, _interrupt)
+        try:
+            import slow
+            time.sleep(60)
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True)
+    assert (done.stdout, done.stderr) == (b"whole\ninterrupted\n", b"")
